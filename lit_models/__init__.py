@@ -1,4 +1,4 @@
-"""Everything that learns. Modules are imported when first named, so that `unisono` starts fast."""
+"""Models, training and commands. Names are imported when first used: `unisono` starts fast."""
 
 import importlib
 from collections.abc import Callable
@@ -24,8 +24,8 @@ __all__ = sorted(_HOME)
 
 
 def late_names(package: str, homes: dict[str, str] = _HOME) -> Callable[[str], Any]:
-    """Returns a package's `__getattr__`, which imports what lies in it when it is first named;
-    `homes` are name -> module that defines it."""
+    """Returns a package's `__getattr__`, which imports a name of the package when it is first used;
+    `homes` maps names to the modules that define them."""
 
     def find(name: str) -> Any:
         if not homes.get(name, "").startswith(f"{package}."):
@@ -36,7 +36,7 @@ def late_names(package: str, homes: dict[str, str] = _HOME) -> Callable[[str], A
 
 
 def read_other(path: Path) -> dict[str, Any] | None:
-    """Returns another program's checkpoint as one of ours; `None`: of no layout that is known."""
+    """Returns another program's checkpoint in our layout, or `None` if its layout is unknown."""
     found = (importlib.import_module(reader).read_other(path) for reader in _READERS)
     return next((content for content in found if content is not None), None)
 

@@ -1,4 +1,4 @@
-"""The command `unisono`: dispatches, and imports only what the command needs."""
+"""The command `unisono`; it imports only what the given subcommand needs."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def run(argv: list[str]) -> int | None:
         print(f"unisono {version('unisono')}")
         return 0
     name = argv[0]
-    # Classes of the working folder are found, as by `python -m`; nothing there hides a package.
+    # Classes in the working folder are found, as by `python -m`; last, to hide no package.
     sys.path += [os.getcwd()] * (os.getcwd() not in sys.path)
     if name in VERBS:
-        # Threads that wait without sleeping make a step 20 times slower as soon as another program
-        # uses a core (0.17 s became 3.3 s on two cores); OpenMP reads this when torch loads it.
+        # Threads that busy-wait make a step 20 times slower as soon as another program uses a core
+        # (0.17 s became 3.3 s on two cores). OpenMP reads this when torch loads it.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # A process that is forked to load data can hang on a thread of Arrow's second allocator.
+        # A forked dataloader worker can hang on the background thread of Arrow's jemalloc.
         os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-        # Blocks whose sizes differ from step to step leave gaps in a GPU's memory that nothing else
-        # can use; the allocator reads this at its first block, the older name before this one.
+        # Blocks whose sizes vary from step to step fragment a GPU's memory. The allocator reads
+        # this variable at its first allocation, after the older PYTORCH_CUDA_ALLOC_CONF.
         if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         with usage_errors():
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int | None:
 
 def main() -> int:
     """Runs the command line of this process and returns its exit status."""
-    # A crash in native code ends without a word of Python's: stacks, of its processes, too.
+    # Print Python stacks if native code crashes; the variable does so for child processes.
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)

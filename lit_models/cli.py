@@ -1,5 +1,4 @@
-"""unisono fit|validate|test|predict: from a command line to a run, by a LightningCLI that knows no
-family."""
+"""LightningCLI behind `unisono fit|validate|test|predict`, independent of the model families."""
 
 import functools
 import json
@@ -52,11 +51,11 @@ from lit_models.training.rules import is_first_process
 from lit_models.training.strategies import DEPRECATIONS, replicated, strategy_name
 
 TRUST = "trust_checkpoint"
-REQUEUE, INTERRUPTED = 75, 130  # "try again" of sysexits.h; 128 + SIGINT
+REQUEUE, INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
 NO_STEPS = "no step would be made: trainer.limit_train_batches, max_epochs or max_steps is 0."
-# Of a trainer that evaluates nothing, says nothing and leaves nothing behind.
+# Trainer options for no evaluation, no output and no files.
 QUIET = {
     **{"devices": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0, "logger": False},
     **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
@@ -64,7 +63,7 @@ QUIET = {
 NOISE = (
     *("💡 Tip", "GPU available", "TPU available: ", "HPU available: "),
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
-    "You are using a CUDA device",  # and TF32 is chosen, or bits are promised
+    "You are using a CUDA device",  # runs.Topology decides on TF32
     *DEPRECATIONS,
 )
 BRIEF_HELP = """\
@@ -91,7 +90,7 @@ From other programs: lit_models/migration.md. On Ray: lit_models/engines."""
 
 
 class UnisonoParser(LightningArgumentParser):
-    """The parser whose errors are one screen and name the nearest option."""
+    """Parser whose errors fit on one screen and suggest the nearest option."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if os.environ.get("UNISONO_TRACEBACK") == "1" and ex is not None:
@@ -101,23 +100,23 @@ class UnisonoParser(LightningArgumentParser):
 
 
 class GPUOfTask(CUDAAccelerator):
-    """The one GPU that a cluster shows each of its tasks, number 0 in all of them."""
+    """CUDA accelerator for clusters that show each task only its own GPU, always as number 0."""
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """Returns the indices as they are; Lightning's own refuses equal ones."""
+        """Returns the indices unchanged; Lightning's method refuses duplicates."""
         return devices
 
 
 @dataclass
 class Options:
-    """Options of a run beside those of its model, data and trainer.
+    """Options of a run besides model, data and trainer.
 
     Args:
         test_after_fit: Test the best checkpoint after fit.
-        trust_checkpoint: Import whatever a checkpoint or an exported folder names as a class.
-        exactness: What is equal on any number of devices: gradients but for rounding, or all bits.
-        exact_dropout: Key dropout masks by sample: the same on any number of devices.
+        trust_checkpoint: Import any class that a checkpoint or an exported folder names.
+        exactness: What is equal on any number of devices: gradients up to rounding, or all bits.
+        exact_dropout: Key dropout masks by sample, so that any number of devices draws the same.
     """
 
     test_after_fit: bool = False
@@ -127,10 +126,10 @@ class Options:
 
 
 class RunConfig(Callback):
-    """Writes `config.yaml`; one that differs from those already there is `config-2.yaml`, …
+    """Writes `config.yaml`, or `config-2.yaml`, … where the folder holds other configs already.
 
-    Lightning's own refuses to start in a folder that has one, or replaces it. It is written when
-    the run begins: a start that fails leaves none.
+    Lightning's SaveConfigCallback refuses to start if the file exists, or overwrites it. This one
+    writes when the run begins, so that a failed start leaves no file.
     """
 
     def __init__(self, text: str) -> None:
@@ -150,17 +149,17 @@ class RunConfig(Callback):
         self.is_written = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn != "fit":  # not in the trial before a training
+        if trainer.state.fn != "fit":  # fit's sanity check precedes its training
             self.on_train_start(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start
 
 
 class UnisonoCLI(LightningCLI):
-    """Runs one verb, whose config files are found already, in the run folder of a choice; its
-    checkpoint's values lie below all given ones."""
+    """Runs one verb in the run folder of `choice`; config paths in `argv` are resolved already. The
+    checkpoint's hyperparameters are defaults, which config files and options override."""
 
-    verdict: rules.Verdict  # once the command line is parsed
+    verdict: rules.Verdict  # set once the command line is parsed
 
     def __init__(self, argv: list[str], choice: runs.Run, is_stage: bool = False) -> None:
         self.argv, self.choice, self.is_stage = argv, choice, is_stage
@@ -173,7 +172,7 @@ class UnisonoCLI(LightningCLI):
         super().__init__(
             LightningModule,
             LightningDataModule,
-            save_config_callback=None,  # a RunConfig
+            save_config_callback=None,  # RunConfig writes it
             parser_class=UnisonoParser,
             seed_everything_default=0,  # a random one would differ between ranks of torchrun
             subclass_mode_model=True,
@@ -188,19 +187,19 @@ class UnisonoCLI(LightningCLI):
 
     @functools.cached_property
     def config_text(self) -> str:
-        """The options as config.yaml has them, once all are settled."""
+        """The text of config.yaml; to be read once all options are final."""
         return self.verb_parser.dump(self.options, skip_none=False, skip_validation=True)
 
     @property
     def values(self) -> dict[str, Any]:
-        """The options in plain values, as config.yaml has them."""
+        """The options as plain values, as in config.yaml."""
         return dict(yaml.load(self.config_text, config_files.PLAIN_LOADER))
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(allow_abbrev=False, **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Returns the verb of this run alone: the parsers of the other three are not built."""
+        """Returns only the verb of this run, so that the other three parsers are not built."""
         return {self.argv[0]: LightningCLI.subcommands()[self.argv[0]]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -210,17 +209,17 @@ class UnisonoCLI(LightningCLI):
             parser.set_defaults({"model": self.checkpoint_model})
 
     def parse_verb(self) -> None:
-        """Parses once: the parser above that of the verb would check all that it has checked."""
+        """Parses with the verb's parser alone; the top-level parser would validate all again."""
         verb, *words = self.argv
         if any(name == "print_config" for name, _ in config_files.options(words)):
-            self.parser.parse_args(self.argv)  # which prints, and exits
+            self.parser.parse_args(self.argv)  # prints and exits
         config = self.verb_parser.parse_args(words)
-        for name, value in config_files.options(words):  # a dataclass has "None" for a null
+        for name, value in config_files.options(words):  # a dataclass field parses null as "None"
             *path, last = name.split(".")
             node: Any = config if value in ("null", "~") else None
             for part in path:
                 node = node.get("init_args", node).get(part) if hasattr(node, "get") else None
-            if hasattr(node, "get") and node.get(last) == "None":  # no list, as of callbacks
+            if hasattr(node, "get") and node.get(last) == "None":  # not a list, like callbacks
                 node[last] = None
         self.config = Namespace(subcommand=verb, **{verb: config})
 
@@ -230,16 +229,16 @@ class UnisonoCLI(LightningCLI):
             return
         with usage_errors():
             started = start_values(self.options.model, self.classes)
-        if started:  # weights fit the network that they were trained in
+        if started:  # weights need the network that they were trained in
             self.verb_parser.set_defaults({"model": started})
             self.parse_verb()
 
     def _parse_ckpt_path(self) -> None:
-        """Says what differs from the checkpoint; in Lightning's its values win over explicit ones.
+        """Reports options that differ from the checkpoint; Lightning's method would replace them.
 
         Raises:
-            UsageError: the checkpoint is another class's, or an evaluation asks for another value
-                of an option that its class names as `settled_options`.
+            UsageError: the checkpoint is of another class, or an evaluation changes an option that
+                the class lists in `settled_options`.
         """
         path, config, model = self.choice.ckpt_path, self.options.model, self.checkpoint_model
         if path is None:
@@ -252,7 +251,7 @@ class UnisonoCLI(LightningCLI):
             )
         then, now = model.get("init_args", {}), config.as_dict().get("init_args") or {}
         settled = getattr(locate(config.class_path), "settled_options", ())
-        # Those that both have: an export, or the checkpoint of a script, does not name them all.
+        # Only options that both have: exports and checkpoints of scripts do not store all of them.
         changed = [c for c in config_files.changes(then, now) if config_files.ABSENT not in c[1:]]
         refused = [c for c in changed if c[0].split(".")[0] in settled and self.argv[0] != "fit"]
         if refused:
@@ -267,10 +266,10 @@ class UnisonoCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.options
         config.trainer.default_root_dir = self.choice.folder
-        config.ckpt_path = None  # a saved config starts a run of its own
+        config.ckpt_path = None  # so that the saved config starts a new run
         with usage_errors():
             self.verdict = rules.check(config, os.environ, StrategyRegistry.available_strategies())
-        self.config_dump = self.values  # for hyperparameters; Lightning's own checks all once more
+        self.config_dump = self.values  # for hyperparameters; Lightning's dump validates all again
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
@@ -303,9 +302,10 @@ class UnisonoCLI(LightningCLI):
         kwargs["strategy"] = (isinstance(strategy, str) and replicated(strategy)) or strategy
         callbacks = given.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
-        # Before the rehearsal of the default ones: the real dropout.
+        # ExactDropout precedes the default callback Rehearsal, which then uses the run's dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
-        # Another torch may compute other bits; what is left out each rank chooses by its GPU.
+        # Ranks compare this digest. Another torch may compute other bits; what each rank chooses
+        # by its own GPU is left out.
         facts = [self.config_text, runs.code_facts(), f"{torch.__version__} {name} {precision}"]
         choice = replace(self.choice, digest=digest_of(facts)[:12])
         own += [*self._default_callbacks(), runs.RunFolder(choice)]
@@ -319,16 +319,16 @@ class UnisonoCLI(LightningCLI):
             kwargs["accelerator"] = GPUOfTask()
         if not any(isinstance(callback, ModelSummary) for callback in callbacks):
             kwargs["enable_model_summary"] = bool(given.enable_model_summary)  # else the banner's
-        # The ledger before those that ask it whether a step has ended; the config once all begin.
+        # The ledger precedes callbacks that ask it whether a step has ended; RunConfig comes last.
         callbacks = [*missing_kinds(own, callbacks), *callbacks, RunConfig(self.config_text)]
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         if given.limit_val_batches == 0:
-            trainer.limit_val_batches = 0  # fast_dev_run has made it 1, where there may be no data
+            trainer.limit_val_batches = 0  # fast_dev_run sets 1, but there may be no data
         return trainer
 
     def _loggers(self, resumed_step: int | None) -> list[Logger]:
-        """Returns those that are named, and of the default ones those of other kinds; of a training
-        that goes on from a step these replace what lies behind it."""
+        """Returns the loggers of the config, and the default loggers of other classes; the defaults
+        replace their rows after `resumed_step`, the step that a resumed training starts from."""
         given = self.config_init[self.subcommand].trainer.logger
         named = given if isinstance(given, list) else [given]
         named = [logger for logger in named if isinstance(logger, Logger)]
@@ -336,13 +336,13 @@ class UnisonoCLI(LightningCLI):
         return [] if given is False else [*missing_kinds(defaults, named), *named]
 
     def _unasked_precision(self, strategy: str | None) -> str | None:
-        """Returns what `fit` takes where trainer.precision is not given: a run that goes on keeps
-        its own, and GPUs take bf16-mixed unless bits are promised; `None` is Lightning's."""
+        """Returns the precision of a `fit` without trainer.precision: that of the resumed run, else
+        on GPUs bf16-mixed (32-true if bitwise or without bf16), else `None`: Lightning's."""
         path, verdict = self.choice.ckpt_path, self.verdict
         begun = topology_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
         if begun or verdict.accelerator not in ("gpu", "cuda"):
             return begun.get("precision")
-        is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"  # CUDA may start
+        is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"  # CUDA may start here
         is_slow = is_rank and not torch.cuda.is_bf16_supported(including_emulation=False)
         if is_slow or self.options.exactness == "bitwise":
             return "32-true"
@@ -350,7 +350,7 @@ class UnisonoCLI(LightningCLI):
         return "bf16-mixed"
 
     def _default_callbacks(self) -> list[Callback]:
-        """Returns those that fit the module and the data; of plain ones none that needs a plan."""
+        """Returns the default callbacks that suit the run: without a plan, none that need one."""
         module, data = self.model, self.datamodule
         with usage_errors():
             is_exact = follows_plan(module, data)
@@ -370,23 +370,23 @@ class UnisonoCLI(LightningCLI):
         return [c for c in default_callbacks() if not isinstance(c, left_out)]
 
     def fit(self, **kwargs: Any) -> None:
-        """Trains; with `test_after_fit` the best checkpoint is tested. At the end it says where the
-        best weights are, how good they are, and what to do with them."""
+        """Trains and, with `test_after_fit`, tests the best checkpoint; prints its score, path
+        and the commands to use next."""
         folder, trainer = Path(self.choice.folder), self.trainer
-        if 0 in (trainer.limit_train_batches, trainer.max_epochs):  # max_steps=0 fills the caches
+        if 0 in (trainer.limit_train_batches, trainer.max_epochs):  # max_steps=0 only fills caches
             raise UsageError(NO_STEPS)
         self.datamodule.tests_after_fit = self.options.test_after_fit
         self.trainer.fit(**self._from_choice(kwargs))
-        self.trainer.ckpt_path = None  # what follows is not of the checkpoint that it began with
+        self.trainer.ckpt_path = None  # no longer the state of the checkpoint resumed from
         is_told = getattr(ledger_of(self.trainer), "is_stopping", False)
         is_stopped = self.trainer.interrupted or is_told
         newest = None if self.trainer.global_step else checkpoints.newest_checkpoint(folder)
         if newest is not None:
-            # Spawned processes have trained: this one knows of it by the files alone. What it logs
-            # follows their last step, and is no resume that would replace it.
+            # Spawned processes have trained; this one learns of it only from their files. It logs
+            # after their last step, and not as a resumed run, whose loggers would replace rows.
             is_stopped = is_stopped or stop_reason(folder) is not None
             content = checkpoints.read_checkpoint(newest, mmap=True, every_byte=False)
-            if "loops" in content:  # else of weights alone
+            if "loops" in content:  # else it holds weights alone
                 self.trainer.fit_loop.load_state_dict(content["loops"]["fit_loop"])
             self.trainer.loggers = self._loggers(None)
         if is_stopped or not (newest or self.trainer.global_step or self.trainer.fast_dev_run):
@@ -397,7 +397,7 @@ class UnisonoCLI(LightningCLI):
             best = next((path for path in paths if path), None)
             where = {"ckpt_path": best, "weights_only": True, "verbose": False}
             tested = self._show(self.trainer.test(self.model, self.datamodule, **where))
-        path = checkpoints.checkpoint_to_use(folder)  # which fast_dev_run does not keep
+        path = checkpoints.checkpoint_to_use(folder)  # fast_dev_run keeps none
         if path is None or self.trainer.fast_dev_run or not is_first_process():
             return
         content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
@@ -428,7 +428,7 @@ class UnisonoCLI(LightningCLI):
             self._show(results)
 
     def _show(self, results: Sequence[Mapping[str, float]] | None) -> dict[str, float]:
-        """Prints the figures of an evaluation whose table the module does not print itself."""
+        """Returns the metrics of an evaluation; prints them unless the module prints a table."""
         found = {name: value for result in results or () for name, value in result.items()}
         verb = "test" if self.subcommand == "fit" else self.subcommand
         if verb not in getattr(self.model, "tables_of", ()):
@@ -441,23 +441,23 @@ class UnisonoCLI(LightningCLI):
         self.trainer.predict(**{**self._from_choice(kwargs), "return_predictions": False})
 
     def _from_choice(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        # Named by the trainer, not by the call: data and model look into it before Lightning.
+        # Set on the trainer, not passed to the call: data and model read it before Lightning does.
         self.trainer.ckpt_path = self.choice.ckpt_path
         return {**kwargs, "weights_only": True}
 
 
 def figure(value: float) -> str:
-    """Returns a number in four digits; a dash for one that is not there."""
+    """Returns a number with four significant digits, NaN as a dash."""
     return "–" if math.isnan(value) else f"{value:.4g}"
 
 
 class ParsedCLI(UnisonoCLI):
-    """Parses a command line, as typed, as its run does, and does nothing with it. `is_stage`:
-    weights to start from may still be missing, which an earlier stage writes.
+    """Parses a command line, as typed, like its run, and runs nothing. `is_stage`: the weights to
+    start from may be missing, because an earlier stage writes them.
 
     Raises:
-        UsageError: a config cannot be read, or a start from weights that are not there.
-        SystemExit: the parser refuses an option, and has said why.
+        UsageError: a config cannot be read, or the weights to start from are missing.
+        SystemExit: the parser refuses an option; it has printed the reason.
     """
 
     def __init__(self, argv: list[str], is_stage: bool = False) -> None:
@@ -466,7 +466,7 @@ class ParsedCLI(UnisonoCLI):
         super().__init__(argv, runs.Run("runs"), is_stage)
 
     def before_instantiate_classes(self) -> None:
-        """Look at nothing of this machine: the run has another one."""
+        """Skip the checks of this machine: the job runs on another one."""
 
     def _set_seed(self) -> None:
         """Draw nothing."""
@@ -479,14 +479,14 @@ class ParsedCLI(UnisonoCLI):
 
 
 def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
-    """Refuse a command line that the job would be refused for, read by the run's own parser.
+    """Refuse a command line that the job itself would refuse; the run's own parser reads it.
 
     Args:
-        processes: of the job, on all machines.
-        is_stage: files of earlier stages may be missing.
+        processes: number of processes of the job, on all machines together.
+        is_stage: files that earlier stages write may be missing.
 
     Raises:
-        UsageError: the parser refuses it, or the strategy or the batch do not fit the job.
+        UsageError: the parser refuses it, or the strategy or the batch does not fit the job.
     """
     with usage_errors():
         config = ParsedCLI(argv, is_stage).options
@@ -497,10 +497,10 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
 
 
 def built(config: dict[str, Any], key: Literal["model", "data"]) -> Any:
-    """Returns the module or the datamodule that a config describes; its seed must be set.
+    """Returns the module or the datamodule that a config describes; set its seed first.
 
     Raises:
-        SystemExit: a value is wrong by now; the parser has named it.
+        SystemExit: a value is no longer valid; the parser has named it.
     """
     config_files.read_in_parsers()
     parser = UnisonoParser()
@@ -510,15 +510,15 @@ def built(config: dict[str, Any], key: Literal["model", "data"]) -> Any:
 
 
 def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], int | None]:
-    """Returns the `model` key that a checkpoint was made with, {} where it does not say, and its
+    """Returns the `model` key that a checkpoint stores, {} if it stores none, and its number of
     optimizer steps.
 
     Args:
-        path: of a checkpoint or an exported folder.
-        classes: those that it may name.
+        path: a checkpoint or an exported folder.
+        classes: the classes that it may name.
 
     Raises:
-        FileNotFoundError, ValueError: absent, damaged, or naming what is not allowed.
+        FileNotFoundError, ValueError: it is missing or damaged, or names a class not allowed.
     """
     content = checkpoints.read_checkpoint(path, mmap=True, classes=classes, every_byte=False)
     values, step = dict(content.get("hyper_parameters", {})), content.get("global_step")
@@ -534,7 +534,7 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
 
 
 def topology_of(folder: Path) -> dict[str, Any]:
-    """Returns what a run wrote of its devices, {} where none has begun; ValueError: damaged."""
+    """Returns topology.json of a run folder, {} before a run has begun; ValueError if damaged."""
     path = folder / "topology.json"
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
@@ -543,15 +543,15 @@ def topology_of(folder: Path) -> dict[str, Any]:
 
 
 def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
-    """Returns the `model` key with the networks of a checkpoint whose weights a run begins with.
+    """Returns the `model` key with the networks of the checkpoint that a run takes weights from.
 
     Args:
         config: the parsed `model` key; its init_from names the checkpoint, `None` gives {}.
-        classes: those that it may name.
+        classes: the classes that the checkpoint may name.
 
     Raises:
-        FileNotFoundError: the weights are absent.
-        ValueError: they are damaged, name what is not allowed, or a part is of no checkpoint.
+        FileNotFoundError: the checkpoint or the folder of `pretrained` is missing.
+        ValueError: it is damaged, names a class not allowed, or init_from_part has no init_from.
     """
     given = (config or {}).get("init_args") or {}
     init_from, part, pretrained = map(given.get, ("init_from", "init_from_part", "pretrained"))
@@ -580,7 +580,7 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
 
 
 def chosen_run(argv: list[str]) -> runs.Run:
-    """Returns the run that a command line means, whose configs are found; see `decide`."""
+    """Returns the run that a command line with resolved config paths means; see `decide`."""
     is_fit, root = argv[0] == "fit", config_files.run_root(argv).expanduser()
     newest = checkpoints.newest_checkpoint if is_fit else checkpoints.checkpoint_to_use
     is_asked = config_files.given_option(argv, config_files.ROOT) is not None
@@ -594,8 +594,8 @@ def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = Uniso
     """Runs fit, validate, test or predict.
 
     Returns:
-        0; 75 on the first rank where a signal asked the run to end and it saved its state, so
-        that whoever sent it starts it again, and under srun on all ranks; 130 after Ctrl-C.
+        0; 75 if a signal ended the run and its state is saved, so that the sender restarts it: on
+        the first rank, under srun on all ranks; 130 after Ctrl-C.
 
     Raises:
         UsageError: the command line cannot be run.
@@ -620,19 +620,19 @@ def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = Uniso
         runs.check_writable(Path(run.folder))
         passed_on = forward_signals()
         is_stopped = getattr(ledger_of(kind(argv, run).trainer), "is_stopping", False)
-        if USR1 in passed_on:  # a handler would be gone before Python has ended
+        if USR1 in passed_on:  # Python drops handlers before it exits
             signal.signal(USR1, signal.SIG_IGN)
         has_group = dist.is_available() and dist.is_initialized()
         if is_srun_rank(os.environ):
-            # With --kill-on-bad-exit srun ends all ranks as soon as one has ended with 75: those
-            # that are a moment later would end by that signal, and their status would hide that
-            # the run is saved. So those of a stopped run wait for each other; one that is complete
-            # would be requeued for a warning that comes while Python ends.
+            # With --kill-on-bad-exit srun kills all ranks as soon as one exits with 75. A rank that
+            # exits a moment later would die by that signal, and its status would hide that the run
+            # is saved: the ranks of a stopped run wait for each other. A complete run ignores
+            # SIGUSR1, as a warning that arrives while Python exits would requeue it.
             for signum in REQUEUE_SIGNALS if is_stopped else (USR1,):
                 signal.signal(signum, signal.SIG_IGN)
             if is_stopped and has_group:
                 dist.barrier()
-        if has_group:  # else gloo's threads end a run that succeeded with 134 now and then
+        if has_group:  # else gloo's threads sometimes end a successful run with 134
             dist.destroy_process_group()
     except Exception as error:
         error.__dict__["run_folder"] = run.folder  # for the traceback
@@ -649,17 +649,17 @@ def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = Uniso
 
 
 def forward_signals() -> set[int]:
-    """Hands signals on to spawned processes, which train while this one waits for them; returns
-    the set of those that were handed on, which grows.
+    """Forwards signals to spawned processes, which train while this one waits for them; returns
+    the set of forwarded signals, to which the handler adds.
 
-    SIGUSR1 is repeated by a job's script: once they have it, it does not end this process either.
+    A job's script repeats SIGUSR1: once it was forwarded, it does not end this process either.
     """
     first_interrupt: float | None = None
     passed_on: set[int] = set()
 
     def forward(signum: int, frame: FrameType | None) -> None:
         nonlocal first_interrupt
-        # Those that prepare batches are daemons: what trains is this process then.
+        # Dataloader workers are daemons: with no other children, this process does the training.
         children = [c for c in multiprocessing.active_children() if not c.daemon]
         for child in children:
             if child.pid is not None:
@@ -673,23 +673,23 @@ def forward_signals() -> set[int]:
             now, first = time.monotonic(), first_interrupt
             first_interrupt = first or now
             if first and now - first > REPEATED_WITHIN_S:
-                # The second one ends the children without a result, which this one waits for.
+                # The second Ctrl-C ends the children without a result, and this process awaits one.
                 raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        return passed_on  # an engine's, whose process is told
+        return passed_on  # a thread of an engine, whose process gets the signals
     before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
     return passed_on
 
 
 def is_srun_rank(environ: Mapping[str, str]) -> bool:
-    """Returns whether srun started this rank and others, and reads the exit status of each."""
+    """Returns whether srun started several ranks, this one included; it reads each exit status."""
     is_step = "SLURM_STEP_ID" in environ and "TORCHELASTIC_RUN_ID" not in environ
     return is_step and int(environ.get("SLURM_NTASKS") or 1) > 1
 
 
 def silence_noise(verb: str = "fit") -> None:
-    """Drops Lightning's messages on what the banner and the run folder say."""
+    """Suppresses Lightning's messages that repeat the banner and the run folder."""
     moved = ("The dirpath has changed from ",) if verb != "fit" else ()  # it writes no checkpoints
     for text in (*NOISE, *moved):
         warnings.filterwarnings("ignore", message=re.escape(text))

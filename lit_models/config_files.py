@@ -1,6 +1,6 @@
-"""Config files and the options beside them: where they lie, how a YAML is read.
+"""Lookup and parsing of YAML config files and command-line options.
 
-Torch-free: every usage error of a command comes from here in well under a second.
+Free of torch, so that usage errors show in well under a second.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ GROUPS = ("model", "data", "trainer", "init_args")  # keys whose value is a mapp
 STRATEGY = "--trainer.strategy"
 ROOT = "trainer.default_root_dir"
 ABSENT = "absent"
-# libyaml's, ten times as fast; a PyYAML that was built without it has the other one alone.
+# The loader of libyaml is ten times as fast, but PyYAML may be built without it.
 PLAIN_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class StrictLoader(PLAIN_LOADER):
-    """Reads plain values; refuses a key that stands twice in a mapping."""
+    """Reads plain values; refuses duplicate keys in a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
@@ -39,7 +39,7 @@ class StrictLoader(PLAIN_LOADER):
         return super().construct_mapping(node, deep)
 
 
-# As in YAML 1.2: 1e-3 is a number, and a date or a time is the text that was written.
+# As in YAML 1.2, 1e-3 is a number, and dates and times stay text.
 StrictLoader.yaml_implicit_resolvers = {
     letter: [("tag:yaml.org,2002:str", re.compile(r"[-+]?\d[\d_]*[-:]\d")), *pairs]
     for letter, pairs in PLAIN_LOADER.yaml_implicit_resolvers.items()
@@ -52,17 +52,17 @@ StrictLoader.add_implicit_resolver(
 
 
 class PlainDumper(yaml.SafeDumper):
-    """Writes plain values, and enumerations of texts, such as options of Lightning's Timer."""
+    """Writes plain values and string enums, such as the options of Lightning's Timer."""
 
 
 PlainDumper.add_multi_representer(str, yaml.SafeDumper.represent_str)
 
 
 def load_yaml(text: str, place: str) -> Any:
-    """Returns the plain value of a YAML text of this place, a file or an option for messages.
+    """Returns the plain value of a YAML text; `place` names its file or option in messages.
 
     Raises:
-        ValueError: not YAML, nested too deep, or a key that stands twice in one mapping.
+        ValueError: the text is not YAML, nested too deep, or has a duplicate key in a mapping.
     """
     try:
         return yaml.load(text, StrictLoader)  # a SafeLoader
@@ -76,14 +76,14 @@ def load_yaml(text: str, place: str) -> Any:
 
 
 def read_in_parsers() -> None:
-    """Lets jsonargparse read config files and values as `load_yaml` does, and write the former."""
+    """Makes jsonargparse read configs and values with `load_yaml` and dump with PlainDumper."""
     from jsonargparse import set_dumper, set_loader
 
     def load(text: str, path: str = "") -> Any:
         value = load_yaml(text, str(path) or "value")
         trainer = value.get("trainer") if isinstance(value, dict) else None
         if isinstance(trainer, dict) and trainer.get("num_nodes") == "auto":
-            del trainer["num_nodes"]  # the command line gives that of the launcher's world
+            del trainer["num_nodes"]  # in_launched_world adds the launcher's number
         return value
 
     set_loader("yaml", load, exceptions=(ValueError,))
@@ -92,7 +92,7 @@ def read_in_parsers() -> None:
 
 
 def config_folders() -> list[Path]:
-    """Returns the folders of the shipped configs: the checkout's or the installed package's."""
+    """Returns the folders of the shipped configs, in the checkout or the installed package."""
     package = Path(__file__).resolve().parent
     return [p for p in (package.parent / "configs", package / "configs") if p.is_dir()]
 
@@ -107,7 +107,7 @@ def find_config(name: str) -> Path:
     """Returns the file that `--config name` means: one in the working folder, else a shipped one.
 
     Raises:
-        FileNotFoundError: there is neither; the message lists near names.
+        FileNotFoundError: neither exists; the message lists similar names.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -127,7 +127,7 @@ def find_config(name: str) -> Path:
 
 
 def near_names(wrong: str, candidates: Iterable[str]) -> list[str]:
-    """Returns up to three of the candidates that look like the wrong name, nearest first."""
+    """Returns up to three candidates similar to the wrong name, nearest first."""
     names = list(dict.fromkeys(candidates))
     folded = {name.lower(): name for name in reversed(names)}
     near = difflib.get_close_matches(wrong.lower(), list(folded), n=3, cutoff=0.6)
@@ -135,7 +135,7 @@ def near_names(wrong: str, candidates: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(names: list[str]) -> str:
-    """Returns " Did you mean a, b, c?" or nothing."""
+    """Returns " Did you mean a, b, c?", or "" without names."""
     return f" Did you mean {', '.join(names)}?" if names else ""
 
 
@@ -143,7 +143,7 @@ def newest_config(run: Path) -> Path:
     """Returns the config of the newest training in a run folder: config.yaml, config-2.yaml, …
 
     Raises:
-        FileNotFoundError: it has none.
+        FileNotFoundError: the folder has no config.
     """
     name = re.compile(r"config(?:-(\d+))?\.yaml")
     matches = ((name.fullmatch(path.name), path) for path in run.glob("config*.yaml"))
@@ -160,7 +160,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Returns one YAML file as a dict.
 
     Raises:
-        ValueError: not YAML, not a mapping, or a key that would not do what it seems to.
+        ValueError: it is not YAML, not a mapping, or has a key that would do something unexpected.
     """
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), str(path))
@@ -188,7 +188,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the dotted name and the value of each option, of nested groups too."""
+    """Yields the dotted name and the value of each option, including those of nested groups."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -197,9 +197,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yields the dotted name and both values of what differs, ABSENT where one has no such key; the
-    step `init_args` is left out of names. A tuple equals the list that it is saved as, 2.0 equals
-    2, not a number itself."""
+    """Yields the dotted name, without `init_args`, and both values of each option that differs; a
+    missing value is ABSENT. A tuple equals the list that it is saved as, 2.0 equals 2, and NaN
+    equals NaN."""
     for key in dict.fromkeys([*before, *now]):
         old, new = before.get(key, ABSENT), now.get(key, ABSENT)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -212,7 +212,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple
 
 
 def line_of(path: Path, key: str) -> int | None:
-    """Returns the line, from 1, where a YAML file first names a key by its last dotted part."""
+    """Returns the first line, from 1, of a YAML file with the last part of a dotted key."""
     last = key.rsplit(".", 1)[-1]
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip().removeprefix("- ").startswith((f"{last}:", f"{last}+:")):
@@ -221,7 +221,7 @@ def line_of(path: Path, key: str) -> int | None:
 
 
 def one_word_each(argv: list[str]) -> list[str]:
-    """Returns arguments in which an option and its value are one word: --seed=1 for --seed 1."""
+    """Returns the arguments with each option and its value in one word: --seed=1 for --seed 1."""
     out: list[str] = []
     for word in argv:
         if out and re.match("--[^=]+$", out[-1]) and not word.startswith("--"):
@@ -232,26 +232,26 @@ def one_word_each(argv: list[str]) -> list[str]:
 
 
 def options(argv: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Yields each option, without its dashes, and its value; a word that is no option is one."""
+    """Yields each word's name, without dashes, and its value, or `None` for a word without `=`."""
     for word in one_word_each(argv):
         name, is_assigned, value = word.partition("=")
         yield name.removeprefix("--"), value if is_assigned else None
 
 
 def config_paths(argv: list[str]) -> list[Path]:
-    """Returns the config files of the command line that exist, in order."""
+    """Returns the existing config files of the command line, in order."""
     return [Path(v) for n, v in options(argv) if n == "config" and v and Path(v).is_file()]
 
 
 def given_option(argv: list[str], key: str) -> str | None:
-    """Returns what the options alone say for a dotted key (the last one wins), or `None`."""
+    """Returns the last value that options, not config files, give a dotted key, or `None`."""
     given = [value for name, value in options(argv) if name == key]
     return given[-1] if given else None
 
 
 def given_value(argv: list[str], key: str) -> Any:
-    """Returns what files and options, as expand_configs returns them, say for a dotted key such as
-    trainer.default_root_dir (the last one wins), or `None`."""
+    """Returns the last value that config files and options give a dotted key such as
+    trainer.default_root_dir, or `None`; `argv` comes from `expand_configs`."""
     found: Any = None
     for name, value in options(argv):
         if name == "config" and value:
@@ -265,7 +265,7 @@ def given_value(argv: list[str], key: str) -> Any:
 
 
 def run_root(argv: list[str]) -> Path:
-    """Returns trainer.default_root_dir, by default runs/FAMILY-NAME of the first config file."""
+    """Returns trainer.default_root_dir; default: runs/FAMILY-NAME after the first config file."""
     given = given_value(argv, ROOT)
     if given:
         return Path(str(given))
@@ -278,21 +278,21 @@ def run_root(argv: list[str]) -> Path:
 
 
 def given_words(argv: list[str]) -> set[str]:
-    """Returns every word of the config files, comments aside, and of the options' values."""
+    """Returns all words of the config files, without comments, and of the options' values."""
     texts = [value or "" for _, value in options(argv)]
     texts += [re.sub("#.*", "", path.read_text(encoding="utf-8")) for path in config_paths(argv)]
     return {word for text in texts for word in re.findall(r"[\w.]+", text)}
 
 
 def expand_configs(argv: list[str]) -> list[str]:
-    """Returns the arguments, one word for each option, with the path of every `--config` file found
-    and its keys checked.
+    """Returns the arguments, one word for each option, with resolved `--config` paths; checks the
+    keys of each file.
 
-    The name of a strategy is its class where options of it are given: a name takes none. It may be
-    a file's; in front of its class an option would be the class before's.
+    Names of strategies take no options: where `--trainer.strategy.KEY` is given, the name, also one
+    from a file, becomes a class. The class precedes its options, or an earlier class gets them.
 
     Raises:
-        ValueError: a config is not readable, or options are given to a name without a class.
+        ValueError: a config is not readable, or the strategy's name has no class to take options.
         FileNotFoundError: a config does not exist.
     """
     out: list[str] = []

@@ -1,4 +1,4 @@
-"""Errors on one screen: what, the value, the rule, the way out. Exit status 2 usage, 1 run."""
+"""One-screen errors: problem, value, rule, way out. Exit status 2 for usage, 1 for a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lit_models.training.rules import is_first_process
 
 LINES, COLUMNS = 24, 80
 USAGE, RUN = 2, 1
-READER_GONE = 128 + 13  # SIGPIPE, as of any program whose reader has seen enough
+READER_GONE = 128 + 13  # SIGPIPE: the reader, such as `head`, closed the output
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-MESSAGE_LINES = 12  # of a library's error
+MESSAGE_LINES = 12  # shown of a library's error
 HERE = Path(__file__).resolve().parent
 OWN_PACKAGES = (HERE, HERE.with_name("datamodules"))
 RUN_NAMES = ("name", "run_name", "run-name", "output_dir", "output-dir")  # of other programs
@@ -56,12 +56,12 @@ class UsageError(ValueError):
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turns wrong values and absent files into a usage error, of which a run writes nothing."""
+    """Turns wrong values and missing files into usage errors, for which a run writes no files."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
         text = str(error)
-        if isinstance(error, OSError) and error.strerror:  # of a folder that cannot be made
+        if isinstance(error, OSError) and error.strerror:  # a folder that cannot be made
             text = f"{error.filename}: {error.strerror}; choose another path."
         raise UsageError(text) from error
 
@@ -79,12 +79,12 @@ def screen(message: str, title: str = "error") -> str:
 
 
 def say(line: str) -> None:
-    """Prints a line to the user on stderr, so that standard output stays the result's."""
+    """Prints a line to the user on stderr, so that standard output holds results alone."""
     print(line, file=sys.stderr, flush=True)
 
 
 def labelled(label: str, text: str, width: int) -> str:
-    """Returns a text beside its label of a width, in lines of 80 columns; paths stay whole."""
+    """Returns the text after a label of `width` columns, in lines of 80; paths stay whole."""
     return textwrap.fill(
         text,
         COLUMNS,
@@ -96,7 +96,7 @@ def labelled(label: str, text: str, width: int) -> str:
 
 
 def say_first(line: str) -> None:
-    """Prints a line to the user, of all processes of a run once."""
+    """Prints a line to the user, in the first process of a run alone."""
     if is_first_process():
         say(line)
 
@@ -104,9 +104,9 @@ def say_first(line: str) -> None:
 def run_guarded(run: Callable[[], Any]) -> int:
     """Runs a command and returns its exit status; an error is one screen on stderr.
 
-    Errors are ours when the raising line lies in this project or when the storage refuses: they say
-    all. Of others the screen tells type and message; their traceback goes to the run's folder.
-    UNISONO_TRACEBACK=1 shows it for all of them.
+    Errors raised by a line of this project and storage errors explain themselves: only their
+    message is printed. Other errors print type and message; their traceback goes to the run
+    folder. UNISONO_TRACEBACK=1 prints the traceback of every error.
     """
     try:
         status = run()
@@ -116,16 +116,16 @@ def run_guarded(run: Callable[[], Any]) -> int:
             poll = select.poll()
             poll.register(sys.stdout.fileno(), 0)
             if any(event & select.POLLERR for _, event in poll.poll(0)):
-                # Nobody reads standard output any more, as after `| head`: what is still to be
-                # written at the end of the process goes nowhere, without a word.
+                # Nobody reads standard output any more, as after `| head`: redirect it, so that
+                # Python's last flush at exit does not fail.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return READER_GONE
         if getattr(error, "is_echo", False):
-            return RUN  # another rank has said what happened
-        both = (error.__context__, error)  # after one of a GPU, to put an end to the run is another
+            return RUN  # another rank has reported it
+        both = (error.__context__, error)  # after a GPU error, ending the run may raise again
         notes = [note for each in both for note in getattr(each, "__notes__", [])]
         what = one_screen(error) or _foreign(error)
-        is_lost = getattr(error, "is_lost", False)  # then the run knows more than the error
+        is_lost = getattr(error, "is_lost", False)  # then the notes explain more
         message = "\n".join([*notes, what] if is_lost else [what, *notes])
         if os.environ.get("UNISONO_TRACEBACK") == "1":
             traceback.print_exc()
@@ -138,7 +138,7 @@ def run_guarded(run: Callable[[], Any]) -> int:
 
 
 def one_screen(error: BaseException) -> str | None:
-    """Returns the message of an error that says all, or `None` for one of a library."""
+    """Returns the message of an error that explains itself, or `None` for other errors."""
     if isinstance(error, UsageError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
@@ -148,7 +148,7 @@ def one_screen(error: BaseException) -> str | None:
         place = f"{os.fsdecode(path)}: " if path else ""
         return f"{place}{error.strerror}: {way_out}."
     if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", str(error)):
-        # of numpy, which does not say what the system said
+        # numpy drops the system's reason
         return f"{error}: {STORAGE_ERRORS[errno.ENOSPC]}, or name another disk by UNISONO_CACHE."
     if isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
         frames = traceback.extract_tb(error.__traceback__)
@@ -159,9 +159,9 @@ def one_screen(error: BaseException) -> str | None:
 
 
 def _foreign(error: Exception) -> str:
-    """Returns the message of an error of a library, or of a bug, and where its traceback is."""
+    """Returns the message of a library's error or a bug, and says where its traceback is."""
     text = str(error).strip()
-    if type(error).__name__ == "ProcessRaisedException":  # of a spawned process: its traceback
+    if type(error).__name__ == "ProcessRaisedException":  # its text is the traceback
         starts = [found.start() for found in re.finditer(r"^[\w.]+: ", text, flags=re.MULTILINE)]
         text = text[starts[-1] if starts else 0 :]
     else:
@@ -172,7 +172,7 @@ def _foreign(error: Exception) -> str:
     runs = Path(getattr(error, "run_folder", "runs"))
     folder = next((f for f in (runs, runs.parent) if f.is_dir() and f != Path()), None)
     if folder is not None:
-        with suppress(OSError):  # a disk that is full may be the error itself
+        with suppress(OSError):  # a full disk may be the error itself
             with (folder / "error.txt").open("a", encoding="utf-8") as file:
                 file.write(f"{datetime.now().isoformat(' ', 'seconds')} {shlex.join(sys.argv)}\n")
                 traceback.print_exception(error, file=file)
@@ -181,7 +181,7 @@ def _foreign(error: Exception) -> str:
 
 
 def explained(message: str, parser: Any) -> str:
-    """Returns a parser's message with the nearest option or value, which its text alone names."""
+    """Returns a parser's message with the nearest option or value; the text names the wrong one."""
     if found := re.search(r"unrecognized arguments: (.+)", message, flags=re.DOTALL):
         words = found[1].split()
         wrong = next((w for w in words if w.startswith("-")), words[0])
@@ -207,8 +207,8 @@ def explained(message: str, parser: Any) -> str:
 
 
 def _as_typed(name: str) -> str:
-    """Returns an option with what stands before it on the command line: the parser of a class knows
-    its own options alone."""
+    """Returns the full name of an option as typed, because the parser of a class knows the names of
+    its own options without their prefix."""
     return next((key for key, _ in options(sys.argv[1:]) if key.endswith(f".{name}")), name)
 
 
@@ -218,11 +218,11 @@ def _keys_of(parser: Any) -> list[str]:
 
 
 def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
-    """Returns the message for an option that there is not, with the nearest that there is; names
-    are dotted, `prefix` stands before them on the command line."""
+    """Returns the message for an unknown option, with the nearest valid names. Names are dotted;
+    `prefix` precedes them on the command line."""
     group, _, last = name.rpartition(".")
     family = [k for k in valid if k.rpartition(".")[0] == group] or valid
-    # The options of a class that is still to be named are unknown: a wrong group keeps its last.
+    # `valid` lacks options of a class that is not named yet: for a wrong group, correct it alone.
     near = [f"{g}.{last}" for g in near_names(group, valid)[:1] if group not in valid]
     near += [k for k in family if k.rpartition(".")[2].startswith(last)]
     near = list(dict.fromkeys(near + near_names(name, family) + near_names(name, valid)))
@@ -233,8 +233,8 @@ def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
 
 
 def _bad_value(key: str, detail: str) -> str:
-    """Returns the message for a value that is none of its type, a class that cannot be imported,
-    with the nearest that can, or no choice."""
+    """Returns the message for a value of the wrong type, a class that cannot be imported (with the
+    nearest that can), or a value that is none of the choices."""
     value = "".join(re.findall(r"(?:Given value|Got value): (.+)", detail)[:1]).strip()
     named = re.findall("(?:class_path'?[ =:]+|val=)'([^']+)'", f"{detail} {value}")
     module, _, last = (name := [*named, value][0]).rpartition(".")
@@ -245,7 +245,7 @@ def _bad_value(key: str, detail: str) -> str:
         try:
             loaded = importlib.import_module(home)
         except Exception as error:
-            if not f"{home}.".startswith(f"{getattr(error, 'name', None)}."):  # there, but broken
+            if not f"{home}.".startswith(f"{getattr(error, 'name', None)}."):  # it fails itself
                 what = "".join(traceback.format_exception(error, limit=-1, chain=False)[1:])
                 return f"{key}: {name} cannot be imported, install or mend it:\n{what}"
             continue

@@ -1,4 +1,4 @@
-"""The commands besides the Trainer's four: functions whose parameters are their options."""
+"""Commands besides fit, validate, test and predict: functions whose parameters are options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from lit_models.config_files import did_you_mean, find_config, load_yaml, one_word_each, read_config
 from lit_models.errors import UsageError, unknown_option, usage_errors
 
-COMMANDS = {  # name -> the file of its function, what it does
+COMMANDS = {  # name -> module of its function, description
     "certify": ("certify.command", "prove that a configuration is the same run on any devices"),
     "chain": ("commands.chain", "run stages one after the other, each on its own devices"),
     "check": ("commands.plan", "audit the data without training; exit status 1 on errors"),
@@ -31,13 +31,13 @@ COMMANDS = {  # name -> the file of its function, what it does
     "submit": ("commands.submit", "write a job for SLURM or another cluster, and submit it"),
     "verify": ("commands.verify", "prove from the ledger which samples a run used"),
 }
-RUN_OPTIONS = "run_options"  # takes all options that are not the command's own
-LIKELY = 0.75  # `model` is as near to `nodes` as 0.6, and another word
+RUN_OPTIONS = "run_options"  # the parameter for all options that are not the command's own
+LIKELY = 0.75  # cutoff: `model` and `nodes` are 0.6 alike, but unrelated
 TRUTH = {"": True, "true": True, "false": False}
 
 
 def check_rendezvous(environ: Mapping[str, str]) -> None:
-    """Refuses, with a ValueError, a machine of rank 0 that cannot be found: ranks would wait."""
+    """Raises ValueError if MASTER_ADDR cannot be resolved: ranks would wait for rank 0."""
     if address := environ.get("MASTER_ADDR"):
         try:
             socket.getaddrinfo(address, None)
@@ -49,7 +49,7 @@ def check_rendezvous(environ: Mapping[str, str]) -> None:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are usage errors of one screen."""
+    """Parser that reports its errors as one-screen usage errors."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}. `{self.prog} --help` says what there is.")
@@ -67,8 +67,8 @@ def run_command(name: str, argv: list[str]) -> Any:
 
 
 def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
-    """Yields each option of a command with its meaning: a parameter, and of one that is a dataclass
-    each field."""
+    """Yields each option of a command with its help text: the parameters, or the fields of a
+    parameter that is a dataclass."""
     _, _, arguments = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     meanings = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE))
     for name, p in inspect.signature(function, eval_str=True).parameters.items():
@@ -82,9 +82,9 @@ def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
 def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> CommandParser:
     """Returns the parser of a command: types from its annotations, help from its docstring.
 
-    Parameters that are not keyword-only have a place, those aside that are `named` as options; a
-    list has one or more there; a mapping has options of its own (`--change.NAME.devices=2`), which
-    are read beside this parser.
+    Parameters that are not keyword-only are positional, except those that the command line gives
+    as options, `named`. A positional list takes one or more words. Options of a mapping, such as
+    `--change.NAME.devices=2`, are parsed elsewhere.
     """
     text, *_ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     parser = CommandParser(
@@ -120,16 +120,16 @@ def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> Comman
 
 
 def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the arguments of a command that are given, by their names, of annotated types.
+    """Returns the given arguments of a command by name, with their annotated types.
 
     Args:
-        argv: as typed; names have dashes or underscores. `--config` gives the values of a command
-            with a mapping, such as the stages of a chain.
+        argv: words as typed, names with dashes or underscores. For a command with a mapping, such
+            as the stages of a chain, `--config` names a file of values.
         function: the command.
 
     Raises:
-        ValueError: a value is not of its type, an option is none of the command's or nearly one,
-            something required is missing, or a word has no place.
+        ValueError: a value has the wrong type, an option is unknown or misspelt, a required one is
+            missing, or there is a word too many.
         FileNotFoundError: a config does not exist.
     """
     own = {p.name: p for p, _ in options_of(function)}
@@ -175,7 +175,7 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                     items = item if isinstance(item, list) else [item]
                     words[:0] = [f"--{key}={one}" for one in items]
         elif name in several:
-            words += [value] if value else []  # by its place, too
+            words += [value] if value else []  # a positional list, given as option
         elif name in own:
             named.append(name)
             words.append(option.replace("_", "-") + word.removeprefix(option))
