@@ -1,6 +1,6 @@
-"""Tables of job descriptions become planned batches for the occupation coder.
+"""Datamodule of the occupation coder: tables of job descriptions as planned batches.
 
-Shapes: B samples in the micro-batch, K codes of the richest record.
+Shapes: B samples in the micro-batch, K codes of the record with the most codes.
 """
 
 import logging
@@ -52,9 +52,9 @@ from datamodules.tokenizers.codes import (
 log = logging.getLogger(__name__)
 NO_CODE = -100
 TERMS = ("seq2seq", "flat")  # both losses are means over records
-# Places of noise among the draws of a sample; the other places are of noise that went.
+# Which of a sample's random numbers decides which kind of noise; 3 to 6 are unused.
 DELETE, INSERT, SUBSTITUTE, LANGUAGE, NUM_DRAWS = 0, 1, 2, 7, 8
-SCRIPTS = (  # code points from and to, and letters
+SCRIPTS = (  # first code point, end (exclusive), letters to insert
     (0x0, 0x250, "abcdefghijklmnopqrstuvwxyz"),
     (0x370, 0x400, "αβγδεζηθικλμνξοπρστυφχψω"),
     (0x400, 0x530, "абвгдежзийклмнопрстуфхцчшщъыьэюя"),
@@ -65,14 +65,14 @@ SCRIPTS = (  # code points from and to, and letters
 
 @dataclass
 class Augmentation:
-    """How training texts are varied; every field but num_edits is a probability per sample.
+    """Noise in training texts; every field but num_edits is a probability per sample.
 
     Args:
-        delete: letters are left out.
-        insert: letters of the sample's script are put in.
-        substitute: letters are replaced by others of the script.
-        drop_language: the language becomes unknown.
-        num_edits: most letters that one kind of noise changes in a text, at least 1.
+        delete: some letters are deleted.
+        insert: some letters of the text's script are inserted.
+        substitute: some letters are replaced by others of the same script.
+        drop_language: the language is replaced by "unknown".
+        num_edits: the most letters that one kind of noise changes in a text, at least 1.
     """
 
     delete: float = 0.0
@@ -88,12 +88,12 @@ class Augmentation:
 
 
 def letter_noise(text: str, fires: np.ndarray, rng: np.random.Generator, num_edits: int) -> str:
-    """The text with letters deleted, inserted and substituted, as `fires` [3] bool says; never
-    empty."""
+    """Return the text with letters deleted, inserted or substituted, never empty; `fires` [3] bool
+    says which of the three are applied."""
     draws = iter(rng.random(int(fires.sum()) * (1 + 2 * num_edits)).tolist())
     letters = list(text)
     for kind in np.flatnonzero(fires).tolist():
-        count = 1 + int(next(draws) * num_edits)  # one to num_edits, whose draws are all used up
+        count = 1 + int(next(draws) * num_edits)  # 1 to num_edits; num_edits are always drawn
         edits = [(next(draws), next(draws)) for _ in range(num_edits)][:count]
         for where, which in edits:
             place = int(where * (len(letters) + (kind == INSERT)))
@@ -101,7 +101,7 @@ def letter_noise(text: str, fires: np.ndarray, rng: np.random.Generator, num_edi
                 del letters[place : place + (len(letters) > 1)]
                 continue
             point = ord(letters[min(place, len(letters) - 1)])
-            # Of a script without an alphabet those of the text.
+            # A script that is not listed takes the letters of the text itself.
             alphabet = next((a for start, end, a in SCRIPTS if start <= point < end), letters)
             letter = alphabet[int(which * len(alphabet))]
             letters[place : place + (kind == SUBSTITUTE)] = [letter]
@@ -110,8 +110,8 @@ def letter_noise(text: str, fires: np.ndarray, rng: np.random.Generator, num_edi
 
 
 class OccupationDataset(PlannedDataset):
-    """The labelled records of one part (0 train, 1 validation, 2 test) of the tokenised tables; in
-    training with noise, keyed by seed, epoch and sample id."""
+    """Labelled records of one part of the store (0 train, 1 validation, 2 test). Training records
+    get noise, drawn by seed, epoch and sample id."""
 
     def __init__(
         self,
@@ -128,15 +128,15 @@ class OccupationDataset(PlannedDataset):
         self.target_counts = dict.fromkeys(TERMS)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
-        """The padded batch of samples [B], with the same noise for the same (seed, epoch, sample
-        id); seen flags in evaluation only."""
+        """Return the padded batch of samples [B]. The same (seed, epoch, sample id) gets the same
+        noise; `is_seen_text` and `is_seen_code` are there in evaluation only."""
         rows, arrays = self.row_ids[sample_ids], self.store.arrays
         code_sets = self.store.code_sets(rows)
         texts, language_id = self.store.texts(rows), arrays["language_id"][rows].astype(np.int64)
         if (noise := self.augmentation) is not None:
             shares = uniforms_for(self.seed, epoch, sample_ids, NUM_DRAWS)
             fires = shares[:, :3] < (noise.delete, noise.insert, noise.substitute)
-            # Only where noise falls on a text does the sample need its own generator.
+            # A sample needs a generator of its own only if noise changes its text.
             for place in np.flatnonzero(fires.any(1)).tolist():
                 rng = rng_for(self.seed, epoch, int(sample_ids[place]))
                 text = letter_noise(decode(texts[place]), fires[place], rng, noise.num_edits)
@@ -154,7 +154,7 @@ class OccupationDataset(PlannedDataset):
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """The text with its noise of this epoch, its language, and its codes."""
+        """Return the text with this epoch's noise, its language and its codes."""
         batch = self.batch(np.array([sample_id]), epoch)
         book = self.store.recipe["code_book"]["codes"]
         return {
@@ -165,7 +165,7 @@ class OccupationDataset(PlannedDataset):
 
 
 class DistinctInputs(PlannedDataset):
-    """The distinct (text, language) pairs of the tables to code, each once."""
+    """The distinct (text, language) pairs of the tables to code."""
 
     noun = "different inputs"
 
@@ -176,40 +176,40 @@ class DistinctInputs(PlannedDataset):
         self.target_counts = {}
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
-        """The padded batch of inputs [B], without codes."""
+        """Return the padded batch of inputs [B], without codes."""
         language_ids = self.index.arrays["language_ids"][sample_ids].astype(np.int64)
         batch = padded_texts(self.index.parts("code_points", "text_offsets", sample_ids))
         return {**batch, "language_id": torch.from_numpy(language_ids)}
 
 
 class OccupationDataModule(PlannedDataModule):
-    """Reads tables of job descriptions and codes; without any file, embedded demo data.
+    """Reads tables of job descriptions and codes. Without any file it uses embedded demo data.
 
     Args:
-        train_files: csv, tsv, parquet or xlsx; a path, a pattern, or several.
-        validation_files: without any, the training rows are divided by their strings.
-        test_files: as validation_files; beside validation files alone nothing is tested.
+        train_files: csv, tsv, parquet or xlsx; a path, a pattern, or a list of them.
+        validation_files: `None` divides the training rows by their texts, see `split`.
+        test_files: as validation_files; `None` beside validation files means no test.
         predict_files: tables to code; they need no code columns.
-        predict_output: the coded table; `None` makes mine.csv mine.coded.csv in the run folder.
+        predict_output: the coded table; `None`: mine.csv becomes mine.coded.csv in the run folder.
         table: separator, encoding and sheet of the tables.
-        columns: which column holds what.
+        columns: names of the columns.
         code_system: hisco, occ1950, from_data, or a CodeSystem.
-        code_book: the file of legal codes; without one the codes of the data are legal.
-        split: how training rows are divided.
+        code_book: the file of valid codes; without one, the codes in the data are the valid ones.
+        split: how training rows are divided into parts.
         augmentation: noise in training texts.
-        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
-        text: length and normalisation of texts; a checkpoint's own win over these.
+        on_bad_rows: `error` stops at the first bad rows, `reject` writes all to rejected.csv.
+        text: length and normalisation of texts; a trained model keeps its own.
         crosswalk: table that adds codes of other systems to the coded table.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
 
-    After `setup`, `recipe` holds what a checkpoint must keep to code a text in the same way.
+    After `setup`, `recipe` holds what a checkpoint must keep to encode texts in the same way.
 
     Raises:
-        ValueError: options are in conflict.
+        ValueError: options contradict each other.
     """
 
     output_suffixes, output_mark, predict_hint = SUFFIXES, "coded", own_files_hint
-    index: PredictIndex  # of a prediction, after `setup`
+    index: PredictIndex  # inputs to predict, after `setup`
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class OccupationDataModule(PlannedDataModule):
             )
 
     def prepare_data(self) -> None:
-        """Tokenise what the stage needs into the cache; copies the rejected rows to the run."""
+        """Tokenise the stage's tables into the cache; copy rejected.csv to the run folder."""
         stage = self._trainer_stage()
         is_coding, recipe = stage == "predict", self.trained_recipe(stage)
         made = self._open_index(recipe) if is_coding else self._open_store(recipe)
@@ -261,12 +261,12 @@ class OccupationDataModule(PlannedDataModule):
         hand_over_rejected(made.folder, self.run_folder)
 
     def setup(self, stage: str) -> None:
-        """Open the cache and build the datasets; ValueError where rows break a rule."""
+        """Open the store and build the stage's datasets; ValueError for rows that break a rule."""
         recipe = self.trained_recipe(stage)
         if stage == "predict":
             self.index = self._open_index(recipe)
             self.recipe = recipe
-            if self.crosswalk is not None and recipe is not None:  # its faults, before all work
+            if self.crosswalk is not None and recipe is not None:  # fails before any work is done
                 self.walk = Crosswalk(self.crosswalk, CodeBook.from_dict(recipe["code_book"]))
         elif self.store is None or (
             recipe is not None and encoding_digest(recipe) != encoding_digest(self.store.recipe)
@@ -277,7 +277,7 @@ class OccupationDataModule(PlannedDataModule):
         super().setup(stage)
 
     def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage; ValueError where no row belongs to it."""
+        """Return the dataset of one stage; ValueError where it has no rows."""
         if stage == "predict":
             self._say_cut(stage, self.index.arrays["is_truncated"])
             return DistinctInputs(self.index)
@@ -312,7 +312,7 @@ class OccupationDataModule(PlannedDataModule):
             )
 
     def audit(self) -> Audit:
-        """Return what is in the tables, and what is wrong with them, whatever the model."""
+        """Return contents and faults of the tables; needs no model."""
         request, book, bad_rows = self.store_request(), None, BadRows("reject")
         if request.book.path is not None:
             book = build_code_book(request.system, Path(request.book.path), ())
@@ -321,7 +321,7 @@ class OccupationDataModule(PlannedDataModule):
         audit = Audit("rows", "characters", limit=request.text.max_length)
 
         def rows() -> Iterator[tuple[Path, str, Job]]:
-            """Yield the sound rows: file, name of the part, and row."""
+            """Yield file, name of the part and row for every valid row."""
             for number, paths in request.files.items():
                 for path in paths:
                     for job in RowReader(*rules).jobs(path, number == TRAIN):
@@ -366,14 +366,14 @@ class OccupationDataModule(PlannedDataModule):
         return audit
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the coded table; `results` as `write_coded_table` takes them."""
+        """Write the coded table from the `results` that `write_coded_table` describes."""
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
         write_coded_table(self.index, book, results, path, self.walk)
 
     def store_request(self, is_trained: bool = False) -> StoreRequest:
-        """Return what is read and how; the demo table where no file is named. For a trained model
-        the training files may be missing where the other parts have files."""
+        """Return the files and options of the store; the demo table where no file is named. A
+        trained model may lack its training files if another part has files."""
         files = {part: self._paths(part) for part in (VALIDATION, TEST)}
         try:
             files = {TRAIN: self._paths(TRAIN), **files}
@@ -383,7 +383,7 @@ class OccupationDataModule(PlannedDataModule):
             log.warning("%s Seen and unseen strings are not told apart.", error)
         options = replace(self.options, files=files)
         if not any(files.values()):
-            from datamodules import demo  # made only where it is asked for
+            from datamodules import demo  # its import is needed here only
 
             files[TRAIN] = [demo.demo_occupations()]
             options.columns = Columns(language="language", split="split")
@@ -396,7 +396,7 @@ class OccupationDataModule(PlannedDataModule):
     def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
         request = self.store_request(is_trained=recipe is not None)
         if recipe is not None:
-            made = request.folder()  # by training on the same files, most likely
+            made = request.folder()  # training on the same files has most likely made it
             digest = encoding_digest(OccupationStore(made).recipe) if made.exists() else None
             if digest != encoding_digest(recipe):
                 request.recipe = recipe

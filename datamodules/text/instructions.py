@@ -1,4 +1,4 @@
-"""Prompts with answers, and chats: their rows, what is trained on, their store and datamodule."""
+"""Prompts with answers, and chats: rows, masks of trained tokens, token store and datamodule."""
 
 import hashlib
 import json
@@ -37,41 +37,41 @@ class Instruction(NamedTuple):
     prompt: str
     completion: str
     messages: tuple[dict[str, Any], ...] = ()
-    shrinks: int = 0  # characters of a prompt that lose their end where it is too long
-    group: str = ""  # samples of equal groups are in one part; "" groups equal samples
-    extra: str = ""  # text that the store keeps beside the tokens of evaluation
-    tools: tuple[dict[str, Any], ...] = ()  # that a chat's assistant may call
+    shrinks: int = 0  # leading characters of the prompt whose end may be cut if it is too long
+    group: str = ""  # the split keeps equal groups in one part; "" groups equal samples
+    extra: str = ""  # text that the store keeps beside the tokens of evaluation samples
+    tools: tuple[dict[str, Any], ...] = ()  # tools that a chat's assistant may call
 
     @property
     def key(self) -> str:
-        """Equal for exact duplicates, and within a group."""
+        """Key of the split: equal for exact duplicates and for samples of one group."""
         said = self.messages or (self.prompt, self.completion)
         return self.group or json.dumps(said, sort_keys=True, ensure_ascii=False)
 
     @property
     def question(self) -> str:
-        """Equal for what asks the same, with an answer or without one, and within a group."""
+        """Equal for samples that ask the same, whatever the answer, and for those of one group."""
         return self.group or json.dumps(unanswered(self.messages) or self.prompt, sort_keys=True)
 
 
 class MarkedText(NamedTuple):
-    """The text of an instruction, and the characters of it that are trained on."""
+    """The text of an instruction, and which of its characters are trained on."""
 
     row: Instruction
     text: str
-    spans: list[tuple[int, int]]  # first and past-the-last character of each
-    ends: bool = True  # end-of-text goes behind it
+    spans: list[tuple[int, int]]  # start and end (exclusive) of each trained span
+    ends: bool = True  # whether end-of-text is appended
     is_end_trained: bool = True
 
 
 def tokens_within(offsets: np.ndarray, prompt_end: int, shrinks: int, most: int) -> np.ndarray:
-    """Return which tokens stay, [n] bool, where a prompt that is too long loses the end of a part.
+    """Return which tokens stay, [n] bool, after the first part of too long a prompt loses its end.
 
     Args:
-        offsets: [n, 2] characters of each token, of a prompt and what may follow it.
-        prompt_end: characters of the prompt.
-        shrinks: characters of that part, which begins the prompt and loses no more than itself.
-        most: tokens that the prompt may have.
+        offsets: [n, 2] characters of each token of a prompt and any text after it.
+        prompt_end: number of characters of the prompt.
+        shrinks: number of characters of its first part; only tokens within it are cut.
+        most: the most tokens that the prompt may have.
     """
     surplus = int((offsets[:, 0] < prompt_end).sum()) - most
     part = np.flatnonzero(offsets[:, 1] <= shrinks)
@@ -82,18 +82,18 @@ def tokens_within(offsets: np.ndarray, prompt_end: int, shrinks: int, most: int)
 
 
 class Marker:
-    """Turns instructions into tokens that know whether they are trained on.
+    """Turns instructions into tokens, each marked as trained on or not.
 
-    A prompt is followed by the separator, the completion and end-of-text. A chat becomes what the
-    template makes of it; an answer lasts from where the template would let the assistant begin to
-    its last special token, or to the next turn where there is none. A chat that ends in no
-    special token gets end-of-text, so that there is always an end to learn.
+    A prompt is followed by the separator, the completion and end-of-text. A chat is rendered by its
+    template; an answer begins after the template's generation prompt and ends with its last special
+    token, or at the next turn if it has none. A chat that does not end in a special token gets
+    end-of-text, so that the model always learns where to stop.
 
     Args:
-        tokenizer: with a chat template where there are chats.
-        separator: between a prompt and its completion.
-        max_prompt: tokens of a prompt, its beginning included, from which on it loses the end of
-            what shrinks; `None` cuts nothing.
+        tokenizer: must have a chat template if there are chats.
+        separator: text between a prompt and its completion.
+        max_prompt: the most tokens of a prompt, begin-of-text included; a longer one loses the end
+            of its first `shrinks` characters. `None` cuts nothing.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Marker:
         self.special_behind = re.compile(rf"\s*({'|'.join(map(re.escape, self.special))})")
 
     def marked(self, row: Instruction) -> MarkedText:
-        """Return the text of one instruction; ValueError where the template refuses the messages,
-        or rewrites earlier turns."""
+        """Return the text of one instruction; ValueError if the template refuses the messages or
+        rewrites earlier turns."""
         if not row.messages:
             before = row.prompt + self.separator
             text = before + row.completion
@@ -117,8 +117,8 @@ class Marker:
         return MarkedText(row, text, spans, ends, is_answer(row.messages[-1]))
 
     def tokens(self, marked: Sequence[MarkedText]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the tokens of each text, ids [n] int64 and whether they are trained on [n] bool;
-        one that lies partly in an answer belongs to it."""
+        """Return the ids [n] int64 of each text and whether each is trained on, [n] bool; a token
+        that lies partly in an answer counts as part of it."""
         texts = [text.text for text in marked]
         places = [f"{text.row.file}:{text.row.line}" for text in marked]
         encodings = self.tokenizer.encode_with_offsets(texts, places)
@@ -136,10 +136,10 @@ class Marker:
                 is_special: Any = text.row.messages and np.isin(ids[of_span], special_ids)
                 if np.any(is_special):
                     last = of_span[np.flatnonzero(is_special)[-1]]
-                    if not text.text[offsets[last, 1] : end].strip():  # a template's line break
+                    if not text.text[offsets[last, 1] : end].strip():  # a line break at most
                         of_span = of_span[of_span <= last]
                 is_trained[of_span] = True
-            if not text.row.messages and begin_id is not None:  # which a template brings itself
+            if not text.row.messages and begin_id is not None:  # a template writes its own
                 ids, is_trained = np.append(begin_id, ids), np.append(False, is_trained)
             if text.ends:
                 ids = np.append(ids, self.tokenizer.end_id)
@@ -148,18 +148,18 @@ class Marker:
         return found
 
     def _answer(self, row: Instruction, i: int, text: str) -> tuple[int, int]:
-        """Return where answer i of the chat stands in its text."""
+        """Return start and end (exclusive) of message i, an answer, in the text of its chat."""
         through = self.tokenizer.render(row.messages[: i + 1], tools=row.tools)
         said = row.messages[i]["content"].strip()
         if i or not said:
             before = self.tokenizer.render(row.messages[:i], True, row.tools)
-        else:  # nothing to render yet: the answer begins with what it says
+        else:  # no earlier turns to render: the answer starts at its content
             before = through.partition(said)[0]
         if text.startswith(before):
             start = len(before)
             if text.startswith(through) and through.startswith(before):
                 return start, len(through)
-            # Some templates write the last answer in another way, with room for thoughts.
+            # Some templates write the last answer differently, with a block for its reasoning.
             place = text.find(said, start)
             end = self.special_behind.match(text, place + len(said)) if place >= 0 else None
             if end is not None:
@@ -173,7 +173,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class InstructionRequest(CorpusRequest):
-    """As `CorpusRequest`; the separator stands between a prompt and its completion."""
+    """`CorpusRequest` for instructions; `separator` goes between prompt and completion."""
 
     separator: str = ""
     kind = "instructions"
@@ -185,11 +185,11 @@ class InstructionRequest(CorpusRequest):
         return [str(path) for paths in self.files.values() for path in paths]
 
     def marker(self, tokenizer: TextTokenizer) -> Marker:
-        """Return what turns rows into tokens."""
+        """Return the marker that turns rows into tokens."""
         return Marker(tokenizer, self.separator)
 
     def sample(self, row: JsonRow) -> Instruction:
-        """Return the sample of a row; RowFault where it breaks a rule."""
+        """Return the sample of a row; RowFault if it breaks a rule."""
         prompt, messages = asked(row.values)
         if messages is not None:
             answers = [message for message in messages if is_answer(message)]
@@ -211,18 +211,18 @@ class InstructionRequest(CorpusRequest):
         return Instruction(str(row.file), row.line, str(prompt), completion)
 
     def samples(self, path: Path, bad_rows: BadRows) -> Iterator[Instruction]:
-        """Yield the samples of a file's sound rows."""
+        """Yield the samples of a file's valid rows."""
         return sound_rows(path, self.sample, bad_rows)
 
     def rows(self, bad_rows: BadRows) -> Iterator[tuple[int, int, Instruction]]:
-        """Yield the part, the number of the file and the row of all sound rows."""
+        """Yield part, file number and sample for every valid row."""
         paths = [(part, path) for part, paths in self.files.items() for path in paths]
         for number, (part, path) in enumerate(paths):
             yield from ((part, number, row) for row in self.samples(path, bad_rows))
 
     def write(self, folder: Path, bad_rows: BadRows) -> tuple[TextTokenizer, dict[str, Any]]:
-        """Fill the folder; bad rows are left out and listed in it, and a ValueError where there is
-        no other or chats have no template."""
+        """Fill the folder, leave bad rows out and list them there; ValueError if no row is left
+        or chats have no template."""
         of_files, found = list[int](), BadRows("reject")
 
         def keys() -> Iterator[str]:
@@ -231,15 +231,15 @@ class InstructionRequest(CorpusRequest):
                 yield row.key
 
         hashes = keyed_hashes(keys(), 0)
-        if not of_files:  # before a tokenizer misses its text
+        if not of_files:  # else the tokenizer would fail for lack of text
             refuse(found.rows)
         parts = self.divided(of_files, hashes)
 
         def training_texts() -> Iterator[str]:
-            """What a vocabulary is taken from; templates read special tokens and no vocabulary."""
+            """Yield texts for the vocabulary; rendering chats needs special tokens only."""
             template = TokenizerOptions(chat_template=self.tokenizer.chat_template)
             marker = self.marker(make_tokenizer(template, iter(())))
-            # Collected alone: the reading that fills the store names bad rows.
+            # Its own list: bad rows are reported when the store is filled.
             refused, marked = BadRows("reject"), None
             for index, _, marked in self._marked(marker, len(parts), refused):
                 if parts[index] == TRAIN:
@@ -247,7 +247,7 @@ class InstructionRequest(CorpusRequest):
                     for token in marker.special:
                         text = text.replace(token, "")
                     yield text
-            if marked is None:  # before a tokenizer misses its text
+            if marked is None:  # else the tokenizer would fail for lack of text
                 refuse(refused.rows)
 
         tokenizer = self.given or make_tokenizer(self.tokenizer, training_texts())
@@ -289,12 +289,12 @@ class InstructionRequest(CorpusRequest):
     def _marked(
         self, marker: Marker, number: int, bad_rows: BadRows
     ) -> Iterator[tuple[int, int, MarkedText]]:
-        """Yield number, number of the file and text of each sound row, of as many as there were
-        before; what the template refuses goes to `bad_rows`."""
-        rows = self.rows(bad_rows)  # asked first, so that bad rows at the end are read, too
+        """Yield row number, file number and text of each valid row, at most `number`; rows that
+        the template refuses go to `bad_rows`."""
+        rows = self.rows(bad_rows)  # first in zip: reads bad rows after the last valid one
         for (_, file, row), index in zip(rows, range(number), strict=False):
             if row.messages and marker.tokenizer.chat_template is None:
-                marker.tokenizer.render(row.messages)  # names the way out
+                marker.tokenizer.render(row.messages)  # raises an error that says what to do
             try:
                 text = marker.marked(row)
             except ValueError as error:
@@ -304,17 +304,17 @@ class InstructionRequest(CorpusRequest):
 
 
 def count_trained(is_trained: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the trained tokens of each stretch, [K] int64."""
+    """Return how many tokens of each stretch are trained on, [K] int64."""
     stretches = zip(starts.tolist(), sizes.tolist(), strict=True)
     counts = (np.count_nonzero(is_trained[start : start + size]) for start, size in stretches)
     return np.fromiter(counts, np.int64, len(starts))
 
 
 class InstructionDataset(RowDataset):
-    """One part of a store, each instruction a piece; see `InstructionDataModule`.
+    """One part of a store; each instruction is a piece, see `InstructionDataModule`.
 
-    A sample that does not fit into the context loses its beginning (`cut`), so that the end of the
-    answer, where end-of-text stands, is what stays.
+    With `too_long` "cut", a sample that exceeds the context loses its beginning and keeps the end
+    of its answer with end-of-text; "leave_out" drops it.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class InstructionDataset(RowDataset):
         if num_without := (stays & (targets == 0)).sum():
             losses.append(f"{num_without:,} {name} samples have no target: left out")
         self.losses = losses
-        # [K] int64, of the part, that are used.
+        # [K] int64, which samples of the part are used.
         self.samples = np.flatnonzero(stays & (targets > 0))
         used = self.samples
         super().__init__(stream, starts[used], sizes[used], context_length, layout)
@@ -350,7 +350,7 @@ class InstructionDataset(RowDataset):
         self.fingerprint = f"{store.fingerprint}-{part}-{layout}-{context_length}-{too_long}"
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the places, the texts and what is trained on, one line per instruction."""
+        """Return place, text and trained text, one line per instruction."""
         shown: dict[str, list[str]] = {"place": [], "text": [], "trained on": []}
         for i in self.pieces_of(sample_id):
             piece, sample = self.piece(i), self.samples[i]
@@ -363,28 +363,28 @@ class InstructionDataset(RowDataset):
         return {name: "\n".join(lines) for name, lines in shown.items()}
 
     def stretch(self, start: int, size: int) -> Piece:
-        """Return some positions; what is not trained on has no label."""
+        """Return successive positions; those not trained on have the label -100."""
         input_ids, labels = super().stretch(start, size)
         is_trained = self.stream.is_trained[start + 1 : start + size + 1]
         return Piece(input_ids, np.where(is_trained, labels, IGNORED))
 
 
 class InstructionDataModule(LanguageModelDataModule):
-    """Tokenises instructions once and deals them; without any file, embedded demo data. Training
-    files are divided by a hash of the text; answers are trained on, each with its end. A sample
-    beyond context_length loses its beginning, which is counted and said.
+    """Tokenises instructions and chats once and serves them. Without any file it uses demo data.
+
+    Only answers, each with its end token, are trained on. Training files are split by a hash of
+    the text. A sample longer than context_length loses its beginning; a warning counts them.
 
     Args:
-        train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt and
-            completion, messages with role and content, conversations with from and value
+        train_files: jsonl, json or parquet; a path, a pattern, or a list of them. A row has prompt
+            and completion, messages with role and content, conversations with from and value
             (ShareGPT), or instruction, input and output (Alpaca). Chats need a tokenizer with a
-            chat template, which also writes a row's tools; of an answer of weight 0 nothing is
-            learnt.
-        context_length: most positions of a row.
+            chat template, which also writes a row's tools. Answers of weight 0 are not learnt.
+        context_length: the most positions of a row.
         layout: `packed` fills rows with whole samples that do not see each other, `documents`
             keeps samples apart and joins those of a micro-batch without padding.
-        separator: stands between a prompt and its completion.
-        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
+        separator: text between a prompt and its completion.
+        on_bad_rows: `error` stops at the first bad rows, `reject` writes all to rejected.csv.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 

@@ -1,4 +1,4 @@
-"""Pages with a title or a description as planned batches for a model that writes them."""
+"""Datamodule of web pages for a model that writes their titles or descriptions."""
 
 import json
 import logging
@@ -34,21 +34,22 @@ TARGETS = ("title", "description")
 COLUMNS = ("html", "text", *TARGETS, "query")
 SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…", "description": "…"}'
 WORD = re.compile(r"\w+")
-SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # of the parts of a title
-PAGES_VERSION, MOST_BROKEN = 4, 16  # of how pages become prompts; lines of a heading
+SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # between the parts of a title
+# Version of the prompts; the most lines over which a heading may be broken.
+PAGES_VERSION, MOST_BROKEN = 4, 16
 
 
 class WriterPage(NamedTuple):
-    """One page as a writer reads it; "" stands for what the row lacks."""
+    """One page as the model reads it; a text that the row lacks is ""."""
 
     text: str  # visible lines without the target
-    target: str  # what is to be written
+    target: str  # the title or description to write
     title: str  # "" where it is the target
-    query: str  # by which the page is to be found
+    query: str  # search query that should find the page
 
 
 def page_of(row: JsonRow, target: Target) -> WriterPage:
-    """Return the page of a row, which may lack its target; RowFault where it breaks a rule."""
+    """Return the page of a row, which may lack its target; RowFault if it breaks a rule."""
     values = {name: row.values.get(name) for name in COLUMNS}
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
@@ -56,7 +57,7 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
     check_characters(json.dumps(values, ensure_ascii=False))
     html, text = values["html"] or "", (values["text"] or "").strip()
     given = {name: " ".join((values[name] or "").split()) for name in (*TARGETS, "query")}
-    lines = [" ".join(line.split()) for line in text.splitlines()]  # taken out of the HTML already
+    lines = [" ".join(line.split()) for line in text.splitlines()]  # `text` wins over html
     if html.strip():
         tree = parsed(html)
         lines = lines or visible_lines(tree.body)
@@ -68,7 +69,7 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
         keys = ", ".join(row.values) or "nothing"
         raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
     parts = {_folded(part) for part in (given[target], *SEPARATORS.split(given[target]))} - {""}
-    folded = [_folded(line) for line in lines]  # a part may be broken over several
+    folded = [_folded(line) for line in lines]  # a part of the target may span several
     sizes = range(1, MOST_BROKEN + 1)
     runs = (range(first, first + size) for first in range(len(lines)) for size in sizes)
     taken = {n for run in runs if " ".join(folded[run.start : run.stop]) in parts for n in run}
@@ -81,13 +82,13 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
 
 
 def _folded(text: str) -> str:
-    """Return the words alone, without case."""
+    """Return the words of a text in lower case, without punctuation."""
     return " ".join(WORD.findall(text.casefold()))
 
 
 def framed(page: WriterPage, target: Target) -> tuple[str, int]:
-    """Return the prompt of a page, the query, the title where it is not the target, the text; and
-    how many characters go as far as the end of the text, which they lose first."""
+    """Return the prompt of a page (query, title unless it is the target, text) and how many of its
+    characters end with the text, the part that is cut if the prompt is too long."""
     given = (("Query", page.query), ("Title", page.title))
     head = "".join(f"{name}: {value}\n" for name, value in given if value)
     asking = f"{head}Page: {page.text}"
@@ -96,10 +97,10 @@ def framed(page: WriterPage, target: Target) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class PageRequest(InstructionRequest):
-    """As `InstructionRequest`, of pages."""
+    """`InstructionRequest` for pages."""
 
-    target: Target = "title"  # what is written
-    max_prompt: int = 384  # tokens of a prompt, from which on the page loses its end
+    target: Target = "title"  # what the model writes
+    max_prompt: int = 384  # the most tokens of a prompt; a longer page loses its end
     kind = "pages"
 
     def facts(self) -> dict[str, Any]:
@@ -119,15 +120,14 @@ class PageRequest(InstructionRequest):
         prompt, shrinks = framed(page, self.target)
         texts = json.dumps([page.text, page.target, page.query])
         sample = Instruction(str(row.file), row.line, prompt, page.target)
-        # The queries of one page are on one side of the split.
+        # The split keeps rows of one page, with different queries, in one part.
         return sample._replace(shrinks=shrinks, group=page.text, extra=texts)
 
 
 def page_prompts(
     rows: Iterable[JsonRow], tokenizer: TextTokenizer, target: Target, max_prompt: int
 ) -> Iterator[list[Prompt]]:
-    """Return the tokens of pages to write for, read when they are asked for; they may lack the
-    target. See `PageRequest`."""
+    """Yield the prompt tokens of pages, lazily; pages may lack the target. See `PageRequest`."""
     most = max_prompt - (tokenizer.begin_id is not None)
 
     def read(row: JsonRow) -> list[Prompt]:
@@ -142,14 +142,14 @@ def page_prompts(
 
 
 class SnippetDataset(InstructionDataset):
-    """One part for evaluation: a sample is one page, to be rated and to be written for."""
+    """One part for evaluation: a sample is one page, for the loss and for generation."""
 
     def example(self, sample_id: int, epoch: int) -> Any:
-        """Return the tokens of one page, and its text, its target and its query."""
+        """Return the tokens of one page, and its text, target and query."""
         return self.piece(sample_id), json.loads(self.stream.extra(int(self.samples[sample_id])))
 
     def collate(self, examples: list[Any]) -> dict[str, Any]:
-        """Return the pages with their targets as one row, their prompts, and their texts."""
+        """Return the pages with their targets in one row, the prompts alone, and the texts."""
         pieces, texts = zip(*examples, strict=True)
         # A prompt ends before the first token that is trained on.
         prompts = [p.input_ids[: int(np.argmax(p.labels != IGNORED)) + 1] for p in pieces]
@@ -161,18 +161,17 @@ class SnippetDataset(InstructionDataset):
 
 
 class PagesDataModule(InstructionDataModule):
-    """Pages in, prompts with a title or description out; without any file, embedded demo data.
+    """Turns pages into prompts for their title or description. Without any file it uses demo data.
 
     A row of the files has `html` or `text` (which wins), `title` and `description` (or its html
-    has them), and may have `query`. The target is taken out of the page, see
-    `datamodules.text.pages`; a page that is too long loses its end, and one whose target has more
-    than `max_target_tokens` is left out and counted.
+    has them), and may have `query`. The target is removed from the page's text. A page that is too
+    long loses its end; one whose target exceeds `max_target_tokens` is left out, and a warning
+    counts them.
 
     Args:
-        target: what is written, `title` or `description`.
-        max_target_tokens: room for it in context_length, in training as in use.
-        instructions: see `InstructionDataModule`; rows beneath `train_files` and the others are
-            pages.
+        target: what the model writes, `title` or `description`.
+        max_target_tokens: positions of context_length that are kept free for the target.
+        instructions: see `InstructionDataModule`; the rows of all files are pages.
     """
 
     too_long, output_mark = "leave_out", "written"
@@ -183,20 +182,20 @@ class PagesDataModule(InstructionDataModule):
         self, target: Target = "title", max_target_tokens: int = 128, **instructions: Any
     ) -> None:
         super().__init__(separator="", **instructions)
-        # The target is a part of the context.
+        # Page and target share the context.
         check_range("data", 1, self.context_length - 1, max_target_tokens=max_target_tokens)
         self.target = target
-        # Tokens that a page may have with what is asked of it.
+        # The most tokens of a prompt: the page with query and title.
         self.max_prompt = self.context_length - max_target_tokens
 
     def part_dataset(self, part: int) -> InstructionDataset:
-        """Return the pages of a part that fit; evaluation has one page per sample."""
+        """Return the pages of a part that fit; in evaluation each is a sample of its own."""
         if part == TRAIN:
             return super().part_dataset(part)
         return SnippetDataset(self.store, part, self.context_length, "documents", self.too_long)
 
     def build_prompts(self) -> PromptDataset:
-        """Return the dataset of prediction; rows may lack the target."""
+        """Return the prediction dataset; its rows may lack the target."""
         dataset = super().build_prompts()
         if num_cut := int((dataset.num_cut > 0).sum()):
             rank_zero_only(log.warning)(

@@ -1,6 +1,6 @@
-"""Tables of source and target texts become planned batches for a sequence-to-sequence model.
+"""Datamodule of sequence-to-sequence models: tables of source and target texts.
 
-Shapes: B samples in the micro-batch, S source positions, T target positions of the longest.
+Shapes: B samples in the micro-batch, S and T positions of its longest source and target.
 """
 
 import json
@@ -48,18 +48,18 @@ from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer
 
 log = logging.getLogger(__name__)
-PAIRS_VERSION = 2  # of how rows become tokens
+PAIRS_VERSION = 2  # raised when rows become other tokens
 TEXTS_AT_ONCE = 4096
 CUT_OFF = "their ends are cut off"
 
 
 class PairBatch(PlannedBatch):
-    """Source texts and, but for prediction, the target texts that they become."""
+    """Source texts and, except in prediction, their target texts."""
 
     input_ids: Tensor  # [B, S] int64, padded at the right with 0
     attention_mask: Tensor  # [B, S] bool
     labels: NotRequired[Tensor]  # [B, T] int64, tokens of the target; -100 = padding
-    sample_index: NotRequired[Tensor]  # [B, T] int64, entry of `weight` of each position
+    sample_index: NotRequired[Tensor]  # [B, T] int64, sample of each position
     targets: NotRequired[list[str]]  # [B] texts, evaluation only
 
 
@@ -68,8 +68,8 @@ class PairColumns:
     """Which columns hold the texts.
 
     Args:
-        source: of the text that is read.
-        target: of the text that it becomes; prediction needs none.
+        source: column of the input text.
+        target: column of the output text; prediction needs none.
     """
 
     source: str = "source"
@@ -77,9 +77,8 @@ class PairColumns:
 
 
 class PairMarker(Marker):
-    """Turns pairs into tokens: those of the source, then those of the target, which are trained
-    on; each ends in the end-of-text token, and begins with a token where the model has one for it.
-    """
+    """Turns pairs into tokens, source then target; only the target's are trained on. Each text ends
+    with end-of-text and begins with begin-of-text if the tokenizer has a separate token for it."""
 
     def marked(self, row: Instruction) -> MarkedText:
         return MarkedText(row, f"{row.prompt}\n{row.completion}", [])
@@ -95,22 +94,22 @@ class PairMarker(Marker):
 def framed(
     tokenizer: TextTokenizer, texts: Sequence[str], places: Sequence[str] = ()
 ) -> list[np.ndarray]:
-    """Return the token ids of each text [n] int64 between its marks, without blanks around it."""
+    """Return the token ids of each stripped text, [n] int64, with begin and end tokens."""
     begin, end = tokenizer.begin_id, tokenizer.end_id
     before, texts = [] if begin is None or begin == end else [begin], [t.strip() for t in texts]
     return [np.array([*before, *ids, end]) for ids in tokenizer.encode_batch(texts, places)]
 
 
 def cut(ids: np.ndarray, most: int) -> np.ndarray:
-    """Return tokens without those before the end mark that are too many."""
+    """Return at most `most` tokens: a longer text loses its end, and keeps the end token."""
     return ids if len(ids) <= most else np.append(ids[: most - 1], ids[-1])
 
 
 @dataclass(frozen=True)
 class PairRequest(InstructionRequest):
-    """As `InstructionRequest`, of pairs."""
+    """`InstructionRequest` for text pairs."""
 
-    columns: PairColumns = PairColumns()  # of the texts
+    columns: PairColumns = PairColumns()
     table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
     kind = "pairs"
 
@@ -128,13 +127,13 @@ class PairRequest(InstructionRequest):
             except RowFault as fault:
                 bad_rows.add_fault(path, line, fault)
                 continue
-            # Rows of one source are in one part.
+            # The split keeps rows of one source in one part.
             row = Instruction(str(path), line, source, target)
             yield row._replace(group=source, extra=json.dumps([source, target]))
 
 
 def _text(values: dict[str, Any], name: str) -> str:
-    """Return a text of a row; RowFault where it is missing, empty or no text."""
+    """Return one text of a row; RowFault if it is missing, empty or not a text."""
     value = values.get(name)
     if isinstance(value, list | dict):
         raise RowFault("type", str(value), f'"{name}" must be a text, got {value!r}.')
@@ -150,8 +149,8 @@ class TextPairDataset(PlannedDataset):
 
     Args:
         part: 0 train, 1 validation, 2 test.
-        max_source_tokens: the end mark included; a longer source loses its end.
-        max_target_tokens: likewise; a pair with a longer target is left out.
+        max_source_tokens: limit with the end token; a longer source loses its end.
+        max_target_tokens: limit with the end token; a pair with a longer target is left out.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class TextPairDataset(PlannedDataset):
         starts, sizes = self.stream.starts, self.stream.num_positions + 1
         targets = count_trained(self.stream.is_trained, starts, sizes)
         fits, sources = targets <= max_target_tokens, sizes - targets
-        self.samples = np.flatnonzero(fits)  # [N] int64, of the part, that are used
+        self.samples = np.flatnonzero(fits)  # [N] int64, used samples of the part
         self.starts, self.sources = starts[self.samples], sources[self.samples]
         self.targets = targets[self.samples]
         self.losses = []  # a sentence for each kind of pair that is cut or left out
@@ -185,7 +184,7 @@ class TextPairDataset(PlannedDataset):
         return cut(source, self.max_source_tokens), target
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
-        """Return the padded batch of samples [B]; the texts of targets in evaluation alone."""
+        """Return the padded batch of samples [B]; in evaluation with the target texts."""
         batch = super().batch(sample_ids, epoch)
         if self.part != TRAIN:
             texts = [self.stream.extra(i) for i in self.samples[sample_ids].tolist()]
@@ -200,7 +199,7 @@ class TextPairDataset(PlannedDataset):
         return {**padded_texts(sources), "labels": labels, "sample_index": index}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the place and the texts as the network reads them."""
+        """Return place and texts as the network reads them."""
         sample = self.samples[sample_id]
         file = self.store.facts["files"][self.stream.files[sample]]
         texts = map(self.store.tokenizer.decode, self.example(sample_id, epoch))
@@ -209,7 +208,7 @@ class TextPairDataset(PlannedDataset):
 
 
 def source_rows(store: ScoredStore, tokenizer: TextTokenizer) -> TokenRows:
-    """Return the tokens of a store's texts, made at first use."""
+    """Return the tokens of a store's texts, cached at first use."""
 
     def rows() -> Iterator[np.ndarray]:
         texts = map(store.text, range(len(store.num_bytes)))
@@ -222,7 +221,7 @@ def source_rows(store: ScoredStore, tokenizer: TextTokenizer) -> TokenRows:
 
 
 class SourceDataset(PlannedDataset):
-    """The distinct source texts of the files to predict, each once."""
+    """The distinct source texts of the prediction files."""
 
     noun = "different texts"
 
@@ -240,19 +239,19 @@ class SourceDataset(PlannedDataset):
 
 
 class Seq2SeqDataModule(LanguageModelDataModule):
-    """Reads pairs of a source and a target text; without any file, spellings of job titles.
+    """Reads pairs of a source and a target text. Without any file it uses spellings of job titles.
 
-    Training files are divided by their sources, equal ones together.
+    Training files are split by source text; rows with equal sources stay together.
 
     Args:
-        train_files: csv, tsv, parquet, xlsx or jsonl; a path, a pattern, or several.
-        predict_files: of the same kinds; they need the source column alone.
-        predict_output: `None` makes mine.csv mine.translated.csv in the run folder.
-        columns: which columns hold the texts.
-        table: separator, encoding and sheet of tables, where their bytes do not say.
-        max_source_tokens: a longer source loses its end, which is counted and said.
-        max_target_tokens: a pair with a longer target is left out, counted and said.
-        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
+        train_files: csv, tsv, parquet, xlsx or jsonl; a path, a pattern, or a list of them.
+        predict_files: the same kinds; they need only the source column.
+        predict_output: `None` turns mine.csv into mine.translated.csv in the run folder.
+        columns: names of the text columns.
+        table: separator, encoding and sheet of tables, if they cannot be detected.
+        max_source_tokens: a longer source loses its end; a warning counts them.
+        max_target_tokens: a pair with a longer target is left out; a warning counts them.
+        on_bad_rows: `error` stops at the first bad rows, `reject` writes all to rejected.csv.
         language_model: other files, tokenizer and split, see `LanguageModelDataModule`.
     """
 
@@ -282,7 +281,7 @@ class Seq2SeqDataModule(LanguageModelDataModule):
             **language_model,
         )
         limits = {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
-        check_range("data", 2, **limits)  # a token and the end mark
+        check_range("data", 2, **limits)  # one token and the end token
         self.columns, self.table, self.on_bad_rows = columns, table, on_bad_rows
         self.max_source_tokens, self.max_target_tokens = max_source_tokens, max_target_tokens
 
@@ -291,20 +290,20 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         return TextPairDataset(self.store, part, self.max_source_tokens, self.max_target_tokens)
 
     def sources(self, on_bad_rows: OnBadRows | None = None) -> ScoredStore:
-        """Return the distinct texts of the files to predict."""
+        """Return the distinct texts of the prediction files."""
         columns, files = TextColumns(self.columns.source), {TEST: self.predict_paths}
         request = ScoredRequest(files, columns, {}, self.table)
         return open_store(request, on_bad_rows or self.on_bad_rows)
 
     def prepare_data(self) -> None:
-        """Tokenise into the cache; prediction needs no files of training."""
+        """Tokenise into the cache; prediction needs no training files."""
         super().prepare_data()
         if self._trainer_stage() == "predict":
             hand_over_rejected(self.sources().folder, self.run_folder)
 
     def build_prompts(self) -> Any:
         """Return the dataset of prediction."""
-        recipe = self.model.recipe  # none of a pretrained folder that is not trained on
+        recipe = self.model.recipe  # `None` for a pretrained model that was not fine-tuned
         most = self.max_source_tokens if recipe is None else recipe["max_source_tokens"]
         dataset = SourceDataset(self.sources(), self.prompt_tokenizer(), most)
         if num_cut := int(dataset.is_cut.sum()):
@@ -313,9 +312,9 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         return dataset
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the input's rows in order with `translation`, its `confidence`, the probability
-        that the model gives it, and whether the source was `truncated`; `results` as the module's
-        `predict_step` returns them."""
+        """Write the input rows in order with `translation`, `confidence` (its probability under the
+        model) and `truncated` (whether the source was cut). `results` are what the module's
+        `predict_step` returns."""
         decode = self.prompt_tokenizer().decode
         found = [decode(ids[ids != NO_TOKEN]).strip() for ids in results["token_ids"]]
         confidence = np.exp(results["log_probability"].astype(np.float64)).round(6)

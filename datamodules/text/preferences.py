@@ -1,4 +1,4 @@
-"""Prompts with a chosen and a rejected answer: their rows, their store, and pairs as samples.
+"""Preference pairs, prompts with a chosen and a rejected answer: rows, token store, datamodule.
 
 Shapes: B pairs, N tokens of all answers, T positions of all texts.
 """
@@ -32,27 +32,27 @@ from datamodules.text.packing import Piece, joined_rows
 from datamodules.text.prompts import asked, is_answer, objects_of
 from datamodules.text.store import TokenStore
 
-PAIRS = "pairs"  # name of the loss's term, whose count is that of the samples
+PAIRS = "pairs"  # name of the loss term, a mean over samples
 SIDES = ("chosen", "rejected")
 SHAPES = (
     '{"prompt": "…", "chosen": "…", "rejected": "…"}, or "chosen" and "rejected" as lists of '
     'messages, which go on from a list "prompt", or begin alike'
 )
-PAIRS_AT_ONCE = 8  # of a pass without gradients: its batches are the same on any devices
+PAIRS_AT_ONCE = 8  # per batch of a pass without gradients, on any number of devices
 
 
 @dataclass(frozen=True)
 class PreferenceRequest(InstructionRequest):
-    """As `InstructionRequest`; the texts of a row's two answers follow each other."""
+    """`InstructionRequest` for pairs: each row gives two samples, chosen and rejected."""
 
     kind = "preferences"
 
     def pair(self, row: JsonRow) -> list[Instruction]:
-        """Return the two texts of a row; RowFault where it breaks a rule."""
+        """Return the two samples of a row; RowFault if it breaks a rule."""
         prompt, answers = row.values.get("prompt"), [row.values.get(side) for side in SIDES]
         chat = answers[0] if isinstance(answers[0], list) else []
         if any(isinstance(one, dict) and prompt in one.values() for one in chat):
-            prompt = None  # as in UltraFeedback, whose chats begin with it
+            prompt = None  # UltraFeedback repeats the prompt as the first message of each chat
         is_text = all(isinstance(said, str) for said in (prompt, *answers))
         is_chat = all(isinstance(said, list) for said in (prompt or [], *answers))
         if not (is_text or is_chat):
@@ -80,7 +80,7 @@ class PreferenceRequest(InstructionRequest):
         if texts[0].messages[:-1] != texts[1].messages[:-1]:
             rule = '"chosen" and "rejected" must be alike up to the last message, which is judged.'
             raise RowFault("other contexts", str(answers[1]), rule)
-        # Rows of one prompt are in one part; of chats without one, that is what they begin with.
+        # The split keeps rows of one prompt together; a chat's prompt is all but its last message.
         group = json.dumps(prompt or texts[0].messages[:-1], sort_keys=True)
         return [text._replace(group=group) for text in texts]
 
@@ -89,16 +89,15 @@ class PreferenceRequest(InstructionRequest):
 
 
 def last_run(is_trained: np.ndarray) -> tuple[int, int]:
-    """Return where the last run of true values begins and ends: the answer of a text."""
+    """Return start and end (exclusive) of the last run of true values: the answer of a text."""
     end = int(np.flatnonzero(is_trained)[-1]) + 1
     before = np.flatnonzero(~is_trained[:end])
     return (int(before[-1]) + 1 if len(before) else 0), end
 
 
 class PreferenceDataset(PlannedDataset):
-    """One part of a store, each pair a sample. Where one of its texts has more positions than the
-    context, both lose as much of the prompt's beginning; pairs whose answers do not fit are left
-    out."""
+    """One part of a store, each pair a sample. If one text of a pair exceeds the context, both lose
+    equally much of the prompt's beginning; a pair with an answer that does not fit is left out."""
 
     is_padded = False
 
@@ -106,7 +105,7 @@ class PreferenceDataset(PlannedDataset):
         self.store, stream = store, store.stream(part)
         self.stream: Any = stream
         files, lines = np.asarray(stream.files), np.asarray(stream.lines)
-        # A template may have refused one of two texts.
+        # Two successive texts of one line are a pair; a template may have refused one of them.
         firsts = np.flatnonzero((files[1:] == files[:-1]) & (lines[1:] == lines[:-1]))
         texts = np.stack([firsts, firsts + 1], axis=1)  # [B, 2]
         starts, stops = stream.starts[texts], (stream.starts + stream.num_positions)[texts] + 1
@@ -130,11 +129,11 @@ class PreferenceDataset(PlannedDataset):
         self.fingerprint = f"{store.fingerprint}-{part}-pairs-{context_length}"
         places = np.stack([self.starts + self.cuts[:, None], self.begins, self.ends])
         content = hashlib.sha256(places.tobytes() + np.asarray(stream.tokens).tobytes())
-        self.content = content.hexdigest()  # of the pairs, whatever other parts hold
+        self.content = content.hexdigest()  # digest of this part's pairs alone
         self.target_counts = {PAIRS: None}
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
-        """Return the chosen text, then the rejected one; only answers have labels."""
+        """Return the chosen and the rejected text; only their answers have labels."""
         cut, pieces = int(self.cuts[sample_id]), []
         bounds = (array[sample_id].tolist() for array in (self.starts, self.begins, self.ends))
         for start, begin, end in zip(*bounds, strict=True):
@@ -145,8 +144,9 @@ class PreferenceDataset(PlannedDataset):
         return pieces
 
     def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
-        """Return all texts in one row, one after the other, as a ChoiceBatch of two choices each;
-        and of each token of an answer its place in the row [N] and its text [N], int64."""
+        """Return all texts in one row as a ChoiceBatch with two choices per sample, and for each
+        token of an answer its position in the row, `places` [N], and its text, `place_text` [N],
+        int64."""
         batch = joined_rows(examples, in_one_row=True)
         places = (batch["labels"][0] != IGNORED).nonzero()[:, 0]
         texts = batch["document_ids"][0, places]
@@ -154,7 +154,7 @@ class PreferenceDataset(PlannedDataset):
         return {**batch, "choice_documents": choices, "places": places, "place_text": texts}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the place, the prompt and the two answers."""
+        """Return place, prompt and both answers."""
         decode, pieces = self.store.tokenizer.decode, self.example(sample_id, epoch)
         prompt = pieces[0].input_ids[: int((pieces[0].labels == IGNORED).sum()) + 1]
         first = self.firsts[sample_id]
@@ -165,15 +165,15 @@ class PreferenceDataset(PlannedDataset):
 
 
 class PreferenceDataModule(InstructionDataModule):
-    """Prompts with a chosen and a rejected answer; without any file, embedded demo data, whose
-    rejected answers say their words backwards. Training files are divided by the prompt.
+    """Reads prompts with a chosen and a rejected answer. Without any file it uses demo data, whose
+    rejected answers have their words in reverse order. Training files are split by prompt.
 
-    `global_batch_size` counts pairs, `context_length` the positions of a prompt with an answer.
+    `global_batch_size` counts pairs, `context_length` the positions of a prompt with one answer.
 
     Args:
-        train_files: jsonl, json or parquet; a path, a pattern, or several. A row has prompt, chosen
-            and rejected as texts, or chosen and rejected as lists of messages, which begin alike or
-            go on from a list of messages as prompt. Chats need a tokenizer with a chat template.
+        train_files: jsonl, json or parquet; a path, a pattern, or a list of them. A row has prompt,
+            chosen and rejected as texts, or chosen and rejected as lists of messages that begin
+            alike or continue the messages in prompt. Chats need a tokenizer with a chat template.
         instructions: see `InstructionDataModule`.
     """
 
@@ -189,13 +189,13 @@ class PreferenceDataModule(InstructionDataModule):
         return PreferenceDataset(self.store, part, self.context_length)
 
     def part_datasets(self) -> dict[str, PreferenceDataset]:
-        """Return the parts that have any pair, by their names."""
+        """Return the dataset of each part that has pairs, by name."""
         found = {name: self.part_dataset(part) for part, name in enumerate(PART_NAMES)}
         return {name: dataset for name, dataset in found.items() if len(dataset.lengths)}
 
     def passes(self, dataset: PreferenceDataset) -> Iterator[dict[str, Any]]:
-        """Yield this replica's batches of a pass over a dataset; they are the same on any number
-        of devices, and as many on each: one that runs out repeats its last, with weight 0."""
+        """Yield this replica's batches of one pass over a dataset. The batches do not depend on the
+        number of devices; a replica with fewer repeats its last one with weight 0."""
         plan = Plan(np.arange(len(dataset.lengths)), PAIRS_AT_ONCE)
         for batch in iterate_whole_batches(plan, *self._replicas()):
             yield collated(dataset, batch)

@@ -1,4 +1,4 @@
-"""Prompts to go on from and choices to rate: rows in, datasets of prediction, files out."""
+"""Prediction of language models: rows of prompts or choices, their datasets, output files."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ OTHER_OUTPUT = "or name another file with --data.predict_output"
 
 
 class Prompt(NamedTuple):
-    """The tokens of one text, how many at its end are rated, and how many it has lost."""
+    """The tokens of one text, how many at its end are scored, and how many were cut off it."""
 
     ids: Sequence[int] | np.ndarray
     num_rated: int
@@ -47,7 +47,7 @@ def read_rows(files: Sequence[Path]) -> Iterator[JsonRow]:
 
 
 def rows_in_memory(values: Iterable[dict[str, Any]]) -> Iterator[JsonRow]:
-    """Yield rows that are in no file."""
+    """Yield rows from values in memory."""
     return (JsonRow(Path("row"), number, row) for number, row in enumerate(values, start=1))
 
 
@@ -58,17 +58,16 @@ def read_prompts(
     mode: str = "generate",
     max_positions: int | None = None,
 ) -> Iterator[list[Prompt]]:
-    """Return the tokens of each row, read when it is asked for: one prompt, or each choice after
-    the row's prompt.
+    """Yield the tokens of each row, lazily: one prompt, or the row's prompt with each choice.
 
     Args:
-        rows: each with a `prompt`, a text, or `messages`.
-        separator: stands behind a prompt that is a text.
+        rows: each has a text `prompt` or `messages`.
+        separator: appended to a text prompt.
         mode: `generate`, or `score` for rows with choices.
-        max_positions: of the network; `None` for no limit.
+        max_positions: positions of the network; `None` for no limit.
 
     Raises:
-        ValueError: a row breaks a rule, or is longer than the network's positions.
+        ValueError: a row breaks a rule, or is longer than `max_positions`.
     """
     is_scored = mode == "score"
 
@@ -77,9 +76,9 @@ def read_prompts(
         if is_scored and not num_rated:
             raise ValueError("a choice adds no token to the prompt; write what follows it.")
         ids = begun(joint, is_chat, tokenizer)
-        if is_scored and num_rated == len(ids):  # the first token, too, needs one to follow
+        if is_scored and num_rated == len(ids):  # the first scored token needs a predecessor
             ids = [tokenizer.end_id, *ids]
-        size = len(ids) - is_scored  # nothing follows the last token of a choice
+        size = len(ids) - is_scored  # a choice's last token is not an input
         if max_positions is not None and size > max_positions:
             raise ValueError(
                 f"{'prompt and choice' if is_scored else 'the prompt'} has {size} tokens and the "
@@ -105,10 +104,10 @@ def read_prompts(
 
 
 def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] | None]:
-    """Return the prompt and the messages of a row's values, of which there is one at least.
+    """Return the prompt and the messages of a row's values; `None` for one that it lacks.
 
     Raises:
-        RowFault: there is none, or they break a rule.
+        RowFault: the row has neither, or they break a rule.
     """
     values = as_messages(row)
     prompt, messages = values.get("prompt"), values.get("messages")
@@ -146,21 +145,21 @@ def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] |
 
 
 def unanswered(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages of a chat without the answer at its end, if there is one."""
+    """Return the messages of a chat without any answer at its end."""
     return [*dropwhile(lambda one: one["role"] == ASSISTANT, reversed(messages))][::-1]
 
 
 def is_answer(message: dict[str, Any]) -> bool:
-    """Return whether a message of a chat is trained on: of the assistant, its weight not 0."""
+    """Return whether a message is trained on: the assistant's, with a weight other than 0."""
     return message["role"] == ASSISTANT and message.get("weight", 1) != 0
 
 
 def objects_of(values: dict[str, Any], name: str) -> tuple[dict[str, Any], ...]:
-    """Return the tools of a row or the calls of a message, none without; they may be JSON text, as
-    in tables, whose rows have one form.
+    """Return the tools of a row or the tool calls of a message, () if it has none. They may be
+    JSON text, because the columns of parquet files cannot hold objects of varying form.
 
     Raises:
-        RowFault: they are no list of objects.
+        RowFault: they are not a list of objects.
     """
     given = values.get(name) or []
     try:
@@ -175,12 +174,12 @@ def objects_of(values: dict[str, Any], name: str) -> tuple[dict[str, Any], ...]:
 
 
 def as_messages(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a row's values with its chat as `messages`; others come back as they are.
+    """Return a row's values, its chat (if it holds one) as `messages`.
 
     Args:
         values: may hold `messages`, `conversations` with `from` and `value` (ShareGPT), or
-            `instruction`, `input`, `output` and pairs of earlier questions and answers, `history`
-            (Alpaca), with a `system`. In prediction the last answer may be missing.
+            `instruction`, `input`, `output` and `history`, pairs of earlier questions and answers
+            (Alpaca); with a `system` message. In prediction the last answer may be missing.
     """
     if values.get("prompt") is not None:
         if values.get("system"):
@@ -216,8 +215,8 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
-    """Return how many tokens at the end of `joint`, a prompt and its continuation as one text, are
-    the continuation's.
+    """Return how many tokens at the end of `joint`, the tokens of a prompt and its continuation as
+    one text, belong to the continuation.
 
     A model saw prompt and continuation as one text in training, so they are tokenised as one: the
     continuation begins at the first token that differs from the prompt's own.
@@ -228,30 +227,30 @@ def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
 
 
 def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
-    """Return the tokens of a text behind the begin-of-text token, where the tokenizer has one, as
-    in training; a chat begins as its template writes it. Nothing at all follows end-of-text, as a
-    document does."""
+    """Return the tokens of a text after the tokenizer's begin-of-text token, if it has one, as in
+    training; a chat begins as its template writes it. An empty text without such a token becomes
+    end-of-text, which a document follows in training."""
     if ids and (is_chat or tokenizer.begin_id is None):
         return ids
     return [tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id, *ids]
 
 
 class PromptDataset(PlannedDataset):
-    """One sample per row of `read_prompts`, rows that are equal too; gives `PromptBatch`.
+    """One sample per row of `read_prompts`, equal rows included; batches are `PromptBatch`.
 
     Raises:
-        ValueError: there is no row.
+        ValueError: there are no rows.
     """
 
     mode = "generate"
 
     def __init__(self, prompts: Iterable[list[Prompt]]) -> None:
-        # As arrays, they take a small part of the memory of lists.
+        # Arrays take a small fraction of the memory of lists.
         self.rows = [[p._replace(ids=np.array(p.ids, np.int32)) for p in row] for row in prompts]
         if not self.rows:
             raise ValueError("there is no row to predict for; write at least one prompt.")
-        self.most_choices = max(map(len, self.rows))  # of a row; 1 of prompts
-        # [N] int64, tokens that a text has lost.
+        self.most_choices = max(map(len, self.rows))  # of one row; 1 for prompts
+        # [N] int64, the most tokens cut off a text of each row.
         self.num_cut = np.array([max(prompt.num_cut for prompt in row) for row in self.rows])
         self.lengths = np.array([sum(len(prompt.ids) for prompt in row) for row in self.rows])
         content = hashlib.sha256(json.dumps(self.mode).encode())
@@ -274,7 +273,7 @@ class PromptDataset(PlannedDataset):
     def columns(
         self, results: dict[str, np.ndarray], tokenizer: TextTokenizer
     ) -> Iterator[dict[str, Any]]:
-        """Yield the columns of each completion: its text, its tokens and the reason of its end.
+        """Yield the output columns of each completion: text, number of tokens, why it ended.
 
         Args:
             results: completion_ids [N, M], num_tokens [N], num_characters [N] and finish_reason
@@ -291,12 +290,12 @@ class PromptDataset(PlannedDataset):
 
 
 class ChoiceDataset(PromptDataset):
-    """Rows of one or more texts, whose ends are rated; gives `ChoiceBatch`."""
+    """Rows of one or more texts whose ends are scored; batches are `ChoiceBatch`."""
 
     mode = "score"
 
     def collate(self, examples: list[list[Prompt]]) -> dict[str, Tensor]:
-        """Return the texts as documents, several in a row, and which document each choice is."""
+        """Return the texts as documents packed into rows, and the document of each choice."""
         texts = []
         for prompt in chain.from_iterable(examples):
             ids = np.array(prompt.ids, np.int64)
@@ -318,9 +317,9 @@ class ChoiceDataset(PromptDataset):
     def columns(
         self, results: dict[str, np.ndarray], tokenizer: TextTokenizer
     ) -> Iterator[dict[str, Any]]:
-        """Yield the columns of each row: scores and tokens of its choices, and the place of the
-        best one, from 0; `results` are scores [N, C] in nats, NaN where a row has fewer choices,
-        and num_tokens [N, C]."""
+        """Yield the output columns of each row: scores and token counts of its choices, and the
+        index of the best, from 0. `results` are scores [N, C] in nats, NaN past a row's last
+        choice, and num_tokens [N, C]."""
         for number, cut in enumerate(self.num_cut.tolist()):
             is_there = ~np.isnan(results["scores"][number])
             scores = results["scores"][number][is_there]
@@ -330,7 +329,7 @@ class ChoiceDataset(PromptDataset):
 
 
 def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of prompts that begin a document; no chat template wrote them."""
+    """Return the tokens of plain prompts (not chats), each at the beginning of a document."""
     return [begun(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
 
 
@@ -340,23 +339,23 @@ def padded_prompts(rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
 
 
 def completion_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
-    """Return the text of a completion's `ids` [M], -1 after its end, with the space before its
-    first word; a stop text may begin within the last tokens, behind `num_characters`."""
+    """Return the text of a completion's `ids` [M] (-1 after its end), with the space before its
+    first word, cut to `num_characters`: a stop text may begin within the last tokens."""
     return tokenizer.decode_continuation(ids[ids != NO_TOKEN])[:num_characters]
 
 
 def write_rows(rows: Iterable[JsonRow], results: Iterable[dict[str, Any]], path: Path) -> None:
-    """Write each row with more columns, whole or not at all, and never over an existing file.
+    """Write the rows with added columns to a new file, atomically.
 
     Args:
-        rows: all that were predicted, in their order.
-        results: more columns of each, all with the same names; a row's own value of such a name is
-            kept as `input_NAME`.
-        path: .jsonl.
+        rows: all predicted rows, in order.
+        results: the added columns of each row, all with the same names; a row's own column of such
+            a name is renamed `input_NAME`.
+        path: a .jsonl file.
 
     Raises:
         FileExistsError: the file exists.
-        RuntimeError: there are more or fewer rows than results.
+        RuntimeError: the numbers of rows and results differ.
     """
     names: dict[tuple[str, ...], list[str]] = {}
     num_rows = num_results = 0
@@ -369,9 +368,9 @@ def write_rows(rows: Iterable[JsonRow], results: Iterable[dict[str, Any]], path:
             if keys not in names:
                 names[keys] = free_names(list(keys), list(columns))
             values = dict(zip(names[keys], row.values.values(), strict=True)) | columns
-            # Dates and decimal numbers of parquet files become text.
+            # default=str writes dates and decimals of parquet files as text.
             line = json.dumps(values, ensure_ascii=False, default=str)
-            if re.search("[\ud800-\udfff]", line):  # half a character is in no file of UTF-8
+            if re.search("[\ud800-\udfff]", line):  # UTF-8 cannot encode lone surrogates
                 line = json.dumps(values, default=str)
             file.write(line + "\n")
         if num_rows != num_results:

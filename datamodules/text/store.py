@@ -1,8 +1,7 @@
-"""Stores of tokens in memory-mapped files, and their datamodule: files read and tokenised once.
+"""Token stores in memory-mapped files, made once, and the datamodule base that reads them.
 
-Each part of a token store is one stream; document d owns the positions starts[d] … starts[d] +
-num_positions[d] - 1, and the token after a position is what the position predicts. D documents of
-a part.
+Each part of a store is one stream of tokens. Document d owns the positions starts[d] … starts[d] +
+num_positions[d] - 1; each position predicts the token after it. A part has D documents.
 """
 
 import hashlib
@@ -44,11 +43,11 @@ from datamodules.tokenizers.text import (
 
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
 STORE_VERSION = 4
-STRETCH_CHARACTERS = 1 << 18  # of a text that is tokenised at once
-BATCH_CHARACTERS = 1 << 20  # of the texts that the threads of the tokenizer share
-COLUMNS = ("columns", "text_column")  # options that embedded data do not have
-SAID_BYTES = 8 << 20  # of text whose preparation takes long enough to be announced
-# Of a part: the type of each array; that of tokens depends on the vocabulary.
+STRETCH_CHARACTERS = 1 << 18  # the most of one text that is tokenised at once
+BATCH_CHARACTERS = 1 << 20  # per call of the tokenizer, which spreads them over its threads
+COLUMNS = ("columns", "text_column")  # options that demo data ignore
+SAID_BYTES = 8 << 20  # more bytes of text take long enough for a message
+# Arrays of a part and their dtypes; that of `tokens` depends on the vocabulary size.
 STREAM_ARRAYS: dict[str, Any] = {
     **{"tokens": None, "starts": np.int64, "num_positions": np.int64, "hashes": np.uint64},
     **{"is_trained": bool, "files": np.int32, "lines": np.int64, "questions": np.uint64},
@@ -59,24 +58,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class TokenStream:
-    """The tokens of one part; those in files are pickled as `place`, folder and part."""
+    """The tokens of one part; an opened store is pickled by `place`, its folder and part."""
 
     tokens: np.ndarray  # [n] uint16 or uint32
     starts: np.ndarray  # [D] int64, first position of each document
-    num_positions: np.ndarray  # [D] int64, positions that predict a token
+    num_positions: np.ndarray  # [D] int64, positions of each document, its tokens - 1
     hashes: np.ndarray  # [D] uint64, equal for documents whose text in this part is equal
-    # [n] bool; it and the following ones of instructions alone, each a document.
+    # [n] bool; this and the following arrays exist for instructions only, each a document.
     is_trained: Any = None
-    files: Any = None  # [D] int32, index in the store's `files`
+    files: Any = None  # [D] int32, index into the store's `files`
     lines: Any = None  # [D] int64
-    questions: Any = None  # [D] uint64, equal for those that ask the same
-    texts: Any = None  # [m] uint8, text that is kept beside the tokens of all samples, in UTF-8
-    text_ends: Any = None  # [D] int64, where that of each sample ends
+    questions: Any = None  # [D] uint64, equal for documents that ask the same
+    texts: Any = None  # [m] uint8, extra texts of all samples in UTF-8
+    text_ends: Any = None  # [D] int64, where each sample's extra text ends
     place: tuple[Path, int] | None = None
 
     @classmethod
     def opened(cls, folder: Path, part: int) -> Self:
-        """Return a part of a store, its files memory-mapped."""
+        """Return a part of a store with memory-mapped arrays."""
         paths = {name: folder / f"{PART_NAMES[part]}.{name}.npy" for name in STREAM_ARRAYS}
         arrays = {name: mapped_array(path) for name, path in paths.items() if path.exists()}
         return cls(**arrays, place=(folder, part))
@@ -85,13 +84,13 @@ class TokenStream:
         return super().__reduce_ex__(protocol) if self.place is None else (self.opened, self.place)
 
     def extra(self, sample: int) -> str:
-        """Return the text that is kept beside a sample."""
+        """Return the extra text of a sample."""
         start = self.text_ends[sample - 1] if sample else 0
         return self.texts[start : self.text_ends[sample]].tobytes().decode()
 
 
 class TokenStore(ArrayFolder):
-    """A folder of token streams, complete and opened read-only."""
+    """Folder of complete token streams, opened read-only."""
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -106,26 +105,26 @@ class TokenStore(ArrayFolder):
 
 @dataclass(frozen=True)
 class CorpusRequest:
-    """All that a store of tokens depends on."""
+    """All inputs that determine a token store."""
 
-    files: Mapping[int, Sequence[Path]]  # per part (train, validation, test) the files
-    tokenizer: TokenizerOptions  # which tokenizer, where none is given
+    files: Mapping[int, Sequence[Path]]  # files of each part: train, validation, test
+    tokenizer: TokenizerOptions  # which tokenizer to make if `given` is `None`
     split: TextSplit  # how training texts are divided
-    given: TextTokenizer | None = None  # a tokenizer that is there already, such as a checkpoint's
+    given: TextTokenizer | None = None  # an existing tokenizer, such as a checkpoint's
 
-    kind: ClassVar[str]  # of the stores, which share a folder of the cache
+    kind: ClassVar[str]  # the cache folder of this kind of store
 
     def folder(self) -> Path:
-        """Return the store's place in the cache, a digest of all that it depends on."""
+        """Return the store's cache folder, named by a digest of `facts`."""
         return cache_folder(self.kind, self.facts())
 
     @classmethod
     def options(cls) -> list[str]:
-        """Return the names of the fields that a kind of stores has beside these."""
+        """Return the names of the fields that a subclass adds."""
         return [one.name for one in fields(cls)[len(fields(CorpusRequest)) :]]
 
     def facts(self) -> dict[str, Any]:
-        """Return plain values on which the store depends."""
+        """Return plain JSON values that determine the store."""
         split, plain = self.split.beside(self.files), asdict(replace(self, files={}, given=None))
         return {
             **{name: plain[name] for name in self.options()},
@@ -139,13 +138,14 @@ class CorpusRequest:
         }
 
     def divided(self, parts: Sequence[int], hashes: np.ndarray) -> np.ndarray:
-        """Return the part [N] int8 of each text by its hash [N]; `parts` are those of the files."""
+        """Return the part [N] int8 of each text after the split by its hash [N]; `parts` are the
+        parts of the files."""
         split, of_files = self.split.beside(self.files), np.array(parts, np.int8)
         return of_files if split is None or split.by == "tail" else split.drawn(of_files, hashes)
 
     @abstractmethod
     def write(self, folder: Path, bad_rows: BadRows) -> tuple[TextTokenizer, dict[str, Any]]:
-        """Fill the folder; return the tokenizer and facts of the store, with `fingerprint`.
+        """Fill the folder; return the tokenizer and the store's facts with its `fingerprint`.
 
         Raises:
             ValueError: there is no text, or a file or a text cannot be read.
@@ -155,8 +155,8 @@ class CorpusRequest:
         """Return the store, made at first use; see `accepted`.
 
         Raises:
-            ValueError: as `write`.
-            RuntimeError: a file has changed while it was read.
+            ValueError: see `write`.
+            RuntimeError: a file changed while it was read.
         """
         folder = self.folder()
 
@@ -174,7 +174,7 @@ class CorpusRequest:
 def part_files(
     folder: Path, vocab_size: int, names: Iterable[str] = STREAM_ARRAYS
 ) -> Iterator[list[dict[str, ArrayFile]]]:
-    """Give the growing arrays of each part by name, as `TokenStream.opened` reads them."""
+    """Yield the array files to append to, by name for each part; see `TokenStream.opened`."""
     dtypes = STREAM_ARRAYS | {"tokens": token_dtype(vocab_size)}
     with ExitStack() as stack:
         yield [
@@ -187,39 +187,39 @@ def part_files(
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger]:
-    """Return the type in which tokens are kept."""
+    """Return the smallest dtype that holds these tokens."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 class _Stretch(NamedTuple):
-    """A text that is tokenised at once: what a part has of a document, or a stretch of it."""
+    """A piece of text tokenised at once; `by: tail` divides one document among parts."""
 
     part: int
     place: str
     text: str
-    continues: bool  # a document that began before
-    is_first: bool  # of what the part has
-    is_last: bool
-    ends: bool  # the document
-    key: int  # hash of what the part has
+    continues: bool  # whether the document began before this stretch
+    is_first: bool  # first stretch of the document in its part
+    is_last: bool  # last stretch of the document in its part
+    ends: bool  # whether the document ends here
+    key: int  # hash of the document's text in this part
 
 
 @dataclass(frozen=True)
 class TokenRequest(CorpusRequest):
-    """As `CorpusRequest`, of documents; those in rows stand in `text_column`."""
+    """`CorpusRequest` for documents; `text_column` holds those of jsonl and parquet files."""
 
     text_column: str = "text"
     kind = "tokens"
 
     def _documents(self) -> Iterator[tuple[int, Document]]:
-        """Yield the part of the file and each document, those without a text too."""
+        """Yield the part of the file and the document, empty ones included."""
         for part, paths in self.files.items():
             for path in paths:
                 yield from ((part, one) for one in read_documents(path, self.text_column))
 
     def write(self, folder: Path, bad_rows: BadRows) -> tuple[TextTokenizer, dict[str, Any]]:
-        """Fill the folder: files are read to divide them, to take a vocabulary from them where
-        one is asked for, and to tokenise them."""
+        """Fill the folder, in up to three passes over the files: to split them, to make the
+        vocabulary if it comes from the text, and to tokenise them."""
         started = time.monotonic()
         num_bytes = sum(path.stat().st_size for paths in self.files.values() for path in paths)
         if num_bytes > SAID_BYTES:
@@ -255,8 +255,8 @@ class TokenRequest(CorpusRequest):
         return tokenizer, {"fingerprint": content.hexdigest()[:32], "num_bytes": sizes}
 
     def _stretches(self, parts: np.ndarray) -> Iterator[_Stretch]:
-        """Yield what each part has of the documents, in stretches cut at line ends where there are
-        some; `parts` [N] of the documents with a text."""
+        """Yield each part's text of the documents, in stretches cut at line ends if possible;
+        `parts` [N] are the parts of the non-empty documents."""
         split = self.split.beside(self.files)
         with_text = (pair for pair in self._documents() if pair[1].text.strip())
         for drawn, (of_file, (place, text)) in zip(parts.tolist(), with_text, strict=False):
@@ -277,7 +277,7 @@ class TokenRequest(CorpusRequest):
 def _write_tokens(
     stretches: Iterator[_Stretch], tokenizer: TextTokenizer, folder: Path
 ) -> list[int]:
-    """Write the stream of each part; return the bytes of each part's texts in UTF-8."""
+    """Write the stream of each part; return the UTF-8 bytes of each part's text."""
     begin_id, end_id = tokenizer.begin_id, tokenizer.end_id
     num_bytes, starts = [0] * len(PART_NAMES), [0] * len(PART_NAMES)
     has_ended = [False] * len(PART_NAMES)
@@ -290,8 +290,8 @@ def _write_tokens(
             stream = arrays["tokens"]
             if stretch.is_first:
                 begins = begin_id is not None and not stretch.continues
-                # One token that both begins and ends stands once between two documents, as in
-                # GPT-2's data.
+                # If one token is both begin and end of text, it stands once between documents, as
+                # in GPT-2's data.
                 is_shared = begins and begin_id == end_id and has_ended[part]
                 starts[part] = stream.length - is_shared
                 if begins and not is_shared:
@@ -320,29 +320,30 @@ def _write_tokens(
 
 
 class CorpusDataModule(PlannedDataModule):
-    """Divides and tokenises files of texts; the base of language models and of the lens.
+    """Splits and tokenises text files; base of the datamodules of language models and the lens.
 
     Args:
-        train_files: a path, a pattern or a folder, or several; without any file, embedded data.
-        validation_files: `None` divides the training files.
-        test_files: as validation_files; with validation files and none here, nothing is tested.
-        tokenizer: how text becomes tokens; `None` takes that of a pretrained model, else bytes. A
-            checkpoint's own wins in evaluation.
-        context_length: most positions of a row.
-        split: how training files are divided.
+        train_files: a path, a pattern, a folder, or a list of them; `None` uses demo data.
+        validation_files: `None` divides the training files, see `split`.
+        test_files: as validation_files; `None` beside validation files means no test.
+        tokenizer: how text becomes tokens; `None` takes the pretrained model's, else bytes. In
+            evaluation a checkpoint's own tokenizer is used.
+        context_length: the most positions of a row.
+        split: how training files are divided into parts.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
 
     Raises:
-        ValueError: there is no context, or the split cuts what must stay whole.
+        ValueError: context_length is below 1, or the split would cut documents that must stay
+            whole.
     """
 
-    store: Any = None  # a `TokenStore` after `setup`, but in the prediction of language models
+    store: Any = None  # a `TokenStore` after `setup`; language models predict without one
     noun = "documents"
-    cuts_documents = False  # whether parts may share a document
-    request_class: type[CorpusRequest] = TokenRequest  # which says how files are read
+    cuts_documents = False  # whether the split may divide a document among parts
+    request_class: type[CorpusRequest] = TokenRequest  # how files are read
     suffixes: tuple[str, ...] = SUFFIXES
-    text_column = "text"  # of jsonl and parquet files, whose rows are documents
-    demo_file: ClassVar[Callable[[], Path]]  # makes embedded data at first use
+    text_column = "text"  # column of the documents in jsonl and parquet files
+    demo_file: ClassVar[Callable[[], Path]]  # makes the demo data at first use
 
     def __init__(
         self,
@@ -365,15 +366,15 @@ class CorpusDataModule(PlannedDataModule):
             )
 
     def demo_files(self) -> dict[int, list[Path]]:
-        """Return the embedded data of each part."""
+        """Return the demo files of each part."""
         return {TRAIN: [type(self).demo_file()], VALIDATION: [], TEST: []}
 
     def _options(self) -> TokenizerOptions:
         return options_of_model(self.model.tokenizer, self.tokenizer_options)
 
     def store_request(self, parts: Sequence[int] = (TRAIN, VALIDATION, TEST)) -> Any:
-        """Return what is read of the files of these parts, and how; the embedded data where no file
-        is named. A FileNotFoundError names a file that does not exist."""
+        """Return the request for the store of these parts; the demo data if no file is named.
+        FileNotFoundError names a file that does not exist."""
         files = {
             part: text_files(self.files[part], f"data.{PART_NAMES[part]}_files", self.suffixes)
             for part in parts

@@ -1,4 +1,4 @@
-"""Datamodules of language models: their base, with prompts for prediction, and text files."""
+"""Datamodule of text files, and the base class of all language models' datamodules."""
 
 import json
 import logging
@@ -44,14 +44,14 @@ log = logging.getLogger(__name__)
 
 
 class LanguageModelDataModule(CorpusDataModule):
-    """Makes the store of a stage and reads prompts for prediction; the base of texts, instructions
-    and pages. After `setup`, `tokenizer` and `store` are there.
+    """Base of the datamodules of texts, instructions, pages and text pairs: makes the token store
+    of a stage, and reads prompts for prediction. `setup` makes `tokenizer` and `store` available.
 
     Args:
-        layout: how rows are filled.
-        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode score: choices.
-        predict_output: jsonl; `None` makes mine.jsonl mine.completed.jsonl (mine.scored.jsonl) in
-            the run folder.
+        layout: how documents fill the rows of a batch.
+        predict_files: jsonl, json or parquet; rows with a prompt or a chat; mode `score`: choices.
+        predict_output: jsonl; `None` turns mine.jsonl into mine.completed.jsonl (mine.scored.jsonl
+            in mode `score`) in the run folder.
         corpus: files, tokenizer, context and split, see `CorpusDataModule`.
     """
 
@@ -73,23 +73,23 @@ class LanguageModelDataModule(CorpusDataModule):
 
     @abstractmethod
     def part_dataset(self, part: int) -> RowDataset:
-        """Return what is used of a part of the store, which may be nothing."""
+        """Return the dataset of a part (0 train, 1 validation, 2 test); it may be empty."""
 
     def predict_hint(self, command: str) -> str:
-        """Return the command with a first prompt, where the folder has no file of prompts."""
+        """Return an example command, which also writes prompts.jsonl if there is none."""
         row, is_there = json.dumps({"prompt": "The"}), Path("prompts.jsonl").exists()
         write = "" if is_there else f"echo '{row}' > prompts.jsonl && "
         return f"{write}{command} --data.predict_files=prompts.jsonl"
 
     def open_store(self, stage: str) -> TokenStore:
-        """Return the tokens that a stage of training or evaluation reads, in a `folder`, made at
-        first use; a ValueError where rows break a rule and are not to be left out."""
+        """Return the token store of a training or evaluation stage, made at first use; ValueError
+        for rows that break a rule, unless `on_bad_rows` is "reject"."""
         path, is_training, trained = self._options().path, stage == "fit", self.model.recipe
         has_gone = path is not None and not Path(path).expanduser().exists()
-        # Files for validation leave nothing of training held out.
+        # With validation files no training text is held out, so evaluation need not read them.
         is_apart = trained is not None and not is_training and self.files[VALIDATION]
         request = self.store_request((VALIDATION, TEST) if is_apart else (TRAIN, VALIDATION, TEST))
-        # A trained model's is used in evaluation, and where its folder has gone in training.
+        # Evaluation uses a trained model's tokenizer; so does training if its folder is gone.
         if trained is not None and (has_gone or not is_training):
             given = TextTokenizer.from_dict(trained["tokenizer"])
             # The training on the same files has most likely made the store with this tokenizer.
@@ -99,13 +99,13 @@ class LanguageModelDataModule(CorpusDataModule):
         return request.open(self.on_bad_rows)
 
     def prepare_data(self) -> None:
-        """Tokenise into the cache; prediction needs no files of training."""
+        """Tokenise into the cache; prediction needs no training files."""
         stage = self._trainer_stage()
         if stage != "predict":
             hand_over_rejected(self.open_store(stage).folder, self.run_folder)
 
     def setup(self, stage: str) -> None:
-        """Open the store and build the datasets of the stage; prediction reads prompts anew."""
+        """Open the store and build the stage's datasets; prediction reads its prompts each time."""
         if stage != "predict":
             store = self.open_store(stage)
             if self.store is None or store.folder != self.store.folder:
@@ -113,18 +113,18 @@ class LanguageModelDataModule(CorpusDataModule):
                 self.datasets.clear()
         super().setup(stage)
         if stage != "predict" and self.model.options.get("compiles"):
-            # One shape, for which the fastest code is made, in place of open or of many ones.
+            # torch.compile makes its fastest code for one fixed shape.
             rows = 0 if self.micro_batch_size == "auto" else self.batching.micro_batch_size
             for dataset in self.datasets.values():
                 dataset.least_shape = (rows, self.context_length)
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the data, the model's in prediction; there after `setup`."""
+        """The store's tokenizer, in prediction the model's; available after `setup`."""
         return self.prompt_tokenizer() if self.store is None else self.store.tokenizer
 
     def prompt_tokenizer(self) -> TextTokenizer:
-        """Return the model's tokenizer: of its checkpoint, or of its pretrained folder.
+        """Return the model's tokenizer, from its checkpoint or its pretrained folder.
 
         Raises:
             ValueError: there is no trained model, or the user's tokenizer is not the model's.
@@ -135,8 +135,8 @@ class LanguageModelDataModule(CorpusDataModule):
         return TextTokenizer.from_dict(recipe["tokenizer"])
 
     def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage, and say what does not fit; a ValueError where nothing
-        is left."""
+        """Return the dataset of one stage, and warn of documents that are cut or left out;
+        ValueError if none is left."""
         if stage == "predict":
             return self.build_prompts()
         dataset = self.part_dataset(PART_NAMES.index(stage))
@@ -157,15 +157,15 @@ class LanguageModelDataModule(CorpusDataModule):
         return (ChoiceDataset if self.is_scored else PromptDataset)(prompts)
 
     def prompts(self, rows: Iterable[JsonRow], tokenizer: TextTokenizer) -> Iterator[list[Prompt]]:
-        """Return the tokens of rows to predict, see `read_prompts`."""
+        """Yield the tokens of the rows to predict, see `read_prompts`."""
         mode, limit = "score" if self.is_scored else "generate", "max_positions"
         options = (self.separator, mode, self.model.options.get(limit))
         return read_prompts(rows, tokenizer, *options)
 
     @property
     def is_scored(self) -> bool:
-        """Whether a prediction scores choices instead of going on."""
-        generation = self.model.options.get("generation")  # `None` of another model
+        """Whether prediction scores given choices instead of generating text."""
+        generation = self.model.options.get("generation")  # `None` for models of other families
         return generation is not None and generation.mode == "score"
 
     @property
@@ -173,16 +173,16 @@ class LanguageModelDataModule(CorpusDataModule):
         return "scored" if self.is_scored else "completed"
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-        """Yield what is written beside each row."""
+        """Yield the output columns of each row."""
         dataset: Any = self.datasets["predict"]
         return dataset.columns(results, self.prompt_tokenizer())
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the completions or scores; `results` as `complete` returns them."""
+        """Write completions or scores from `results`, see `PromptDataset.columns`."""
         write_rows(read_rows(self.predict_paths), self.written_columns(results), path)
 
     def audit(self) -> Audit:
-        """Return what is in the files, and what is wrong with them."""
+        """Return contents and faults of the files."""
         self.store = store = self.store_request().open("reject")
         limit, bad_rows = self.context_length + 1, read_rejected(store.folder)
         audit = Audit(self.noun, "tokens", limit=limit, bad_rows=bad_rows)
@@ -197,7 +197,7 @@ class LanguageModelDataModule(CorpusDataModule):
         return audit
 
     def audit_predict(self, audit: Audit) -> None:
-        """Add what is in the files to predict, and what is wrong with them."""
+        """Add contents and faults of the prediction files."""
         lengths, keys = list[int](), list[int]()
         for row in read_rows(self.predict_paths):
             try:
@@ -212,17 +212,17 @@ class LanguageModelDataModule(CorpusDataModule):
             audit.parts.append(AuditPart("predict", lengths, np.array(keys, np.uint64)))
 
     def question(self, row: JsonRow) -> str:
-        """Return what a row to predict asks, as the samples of training do."""
+        """Return the question of a row to predict, as training samples hash it."""
         return asked(row.values)[0] or ""
 
     def audit_part(self, number: int, dataset: Any) -> AuditPart:
-        """Return what a part of the store holds, and what `part_dataset` uses of it."""
+        """Return the figures of a part of the store, and how much `part_dataset` uses."""
         stream, num_rows = self.store.stream(number), len(dataset.lengths)
         part = AuditPart(PART_NAMES[number], stream.num_positions + 1, stream.hashes)
         part.questions = stream.questions
         if num_rows:
             num_tokens = int(part.lengths.sum())
-            # Of UTF-8 that the tokens spell, if they do.
+            # UTF-8 bytes that the tokens stand for; `None` where tokens have no bytes.
             num_bytes = self.store.facts["num_bytes"][number]
             part.columns |= {
                 "tokens": num_tokens,
@@ -237,20 +237,20 @@ class LanguageModelDataModule(CorpusDataModule):
 
 
 class TextDataModule(LanguageModelDataModule):
-    """Tokenises text once and deals it in rows; without any file, embedded demo text.
+    """Tokenises text files once and serves rows of tokens. Without any file it uses demo text.
 
-    `global_batch_size` counts rows, with `layout: documents` documents. Longer documents than
-    `context_length` are cut into pieces.
+    `global_batch_size` counts rows; with `layout: documents` it counts documents. Documents longer
+    than `context_length` are cut into pieces.
 
     Args:
-        train_files: txt, each a document, or jsonl, json or parquet, each row one; a path, a
-            pattern or a folder, or several.
+        train_files: txt files, each a document, or jsonl, json or parquet files, each row a
+            document; a path, a pattern, a folder, or a list of them.
         layout: `packed` fills rows with whole documents that do not see each other, `blocks` cuts
             the stream of all documents into equal blocks, `documents` makes each document a
             sample of its own and joins those of a micro-batch without padding.
-        text_column: of jsonl, json and parquet files, whose rows are documents.
-        demo: without files, the `documentation` of Python, or `stories` of a small grammar, each a
-            document of at most 60 words, divided into files already.
+        text_column: column with the documents of jsonl, json and parquet files.
+        demo: text to use without files: the `documentation` of Python, or `stories` of at most 60
+            words from a small grammar, which come with validation and test files.
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 
