@@ -1,10 +1,10 @@
-"""Checkpoints that are whole or absent: files, folders of shards, the last, the best.
+"""Checkpoints that are complete or absent: files, folders of shards, the last, the best.
 
-Written aside, synced, renamed; loaded as plain data, never as code. A folder holds the shards of
-all ranks, and a marker that is written last makes it a checkpoint:
+They are written under a temporary name, synced and renamed, and loaded as plain data, never as
+code. A sharded checkpoint is a folder; a marker file that is written last makes it valid:
 
     last.ckpt/shard-00001-of-00002.safetensors   whole tensors, dealt to the ranks by their bytes
-    last.ckpt/meta.pt   all else, and size and sha256 of every shard file
+    last.ckpt/meta.pt   everything else, and size and sha256 of every shard file
 """
 
 import copy
@@ -45,9 +45,9 @@ from lit_models.training.progress import budgeted_steps
 from lit_models.training.rules import is_first_process
 
 MARKER, FORMAT, _STANDS_FOR = "meta.pt", "unisono shards 3", "_sharded_tensor"
-compared: set[Path] = set()  # chosen as sound by this process
-KEPT = {"last.ckpt": "previous.ckpt"}  # what the old one becomes when the new one is whole
-LOGGERS = {"AppendingCSVLogger", "CSVLogger", "TensorBoardLogger"}  # that read no checkpoint
+compared: set[Path] = set()  # checkpoints that this process has chosen as undamaged
+KEPT = {"last.ckpt": "previous.ckpt"}  # name of the old file once the new one is complete
+LOGGERS = {"AppendingCSVLogger", "CSVLogger", "TensorBoardLogger"}  # these read no checkpoint
 NOT_WRITTEN = (
     "the checkpoint {} could not be written: {}. The one before it is kept; free space or choose "
     "another trainer.default_root_dir."
@@ -55,38 +55,39 @@ NOT_WRITTEN = (
 
 
 class Saves(threading.local):
-    """The save that another thread writes while this one trains; that thread itself sees none."""
+    """The save that a background thread writes while this one trains; each thread has its own."""
 
-    folder: Path | None = None  # of the run that trains
-    is_writer = False  # this thread is one that was started to write
+    folder: Path | None = None  # checkpoint folder of the run in training
+    is_writer = False  # whether this thread is a background writer
     writing: Future[None] | None = None
 
     def may_wait(self, path: Path) -> bool:
-        """Return whether a file is read at the end alone, once no copy of another one is held."""
+        """Wait for the save under way, so that no two copies are held; return whether `path` may be
+        written in the background, as nothing reads it before the run ends."""
         self.settle()
         return path.parent == self.folder and path.name in ("last.ckpt", "best.ckpt")
 
     def write(self, action: Callable[[], None], in_background: bool) -> None:
-        """Write when all is there that a GPU was told to copy."""
-        if self.is_writer:  # whose GPU may be another one
+        """Run `action` in a thread, after queued GPU copies; return at once if `in_background`."""
+        if self.is_writer:  # in a thread that a strategy's save has started
             return action()
         gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         copied = HostCopy(torch.zeros(1, device="cpu" if gpu is None else f"cuda:{gpu}"))
 
         def write() -> None:
             self.is_writer = True
-            if gpu is not None:  # a thread begins on the first one, and would take memory there
+            if gpu is not None:  # a new thread starts on GPU 0 and would take memory there
                 torch.cuda.set_device(gpu)
             copied.read()
             action()
 
-        self.writing = ThreadPoolExecutor(1, "checkpoint").submit(write)  # exits wait for it
+        self.writing = ThreadPoolExecutor(1, "checkpoint").submit(write)  # Python's exit waits
         self.settle(waits=not in_background)
 
     def settle(self, waits: bool = True) -> None:
-        """Return when nothing is being written, or at once; raise, a single time, its error."""
+        """Finish the save under way, without `waits` only if it is done; raise its error, once."""
         if self.writing is not None and (waits or self.writing.done()):
-            self.writing.exception()  # an interrupt leaves it to be waited for again
+            self.writing.exception()  # after an interrupt here, another call can wait again
             writing, self.writing = self.writing, None
             writing.result()
 
@@ -95,12 +96,12 @@ SAVES = Saves()
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary name, syncs, renames. The zip format's own checksums tell damage."""
+    """Writes to a temporary name, syncs, renames. The zip format's checksums reveal damage."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Save, so that `path` is the old file or the whole new one at every moment.
+        """Save so that at any moment `path` is either the old file or the complete new one.
 
         Raises:
             OSError: the folder cannot be written or the disk is full; the old file is kept.
@@ -120,38 +121,38 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return rank 0's checkpoint, sound and plain data, which a group maps; a collective."""
+        """Return the undamaged checkpoint at rank 0's path, which a group maps; a collective."""
         has_group = dist.is_available() and dist.is_initialized()
         paths = [path]
         if has_group:
             dist.broadcast_object_list(paths)
         content = read_checkpoint(paths[0], mmap=has_group, every_byte=None)
-        # Lightning looks up by which of its versions a file was written; an export was by none.
+        # Lightning expects the version that wrote the file, which an exported folder lacks.
         return {"pytorch-lightning_version": lightning.__version__, **content}
 
 
 def on_host(checkpoint: dict[str, Any], is_small: bool = False) -> dict[str, Any]:
-    """Return a copy that later steps leave alone, in which what is one in memory stays one, or the
-    checkpoint itself where it is not small and the host has no room for another."""
+    """Return a host copy that later steps do not change, with shared tensors still shared; unless
+    `is_small`, return the checkpoint itself if it exceeds half of the host's free memory."""
     tensors: list[Tensor] = []
     apply_to_collection(checkpoint, Tensor, tensors.append)
     if not is_small and sum(t.nbytes for t in tensors) > psutil.virtual_memory().available / 2:
         return checkpoint
     at = {id(t): (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors if t.is_cuda}
-    held = {at[id(t)]: t for t in tensors if t.is_cuda}  # of tied ones a single one
+    held = {at[id(t)]: t for t in tensors if t.is_cuda}  # one of tied tensors
     copies = {place: host_copy(tensor) for place, tensor in held.items()}
     return copy.deepcopy(checkpoint, {number: copies[place] for number, place in at.items()})
 
 
 def _reason(error: Exception) -> str:
     """Return why a save failed."""
-    hidden = error.__context__  # torch's own error hides what the storage said
+    hidden = error.__context__  # torch's error hides that of the storage
     return str(hidden if isinstance(hidden, OSError) else error)
 
 
 def damage(path: Path, every_byte: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint, file or folder of shards, `None` if it is sound;
-    without `every_byte` no checksums of tensors are compared."""
+    """Return what is wrong with a checkpoint, a file or a folder of shards, `None` if undamaged;
+    without `every_byte` the checksums of tensors are not compared."""
     if path.is_dir():
         if not (path / MARKER).is_file():
             return f"it is a folder without {MARKER} or {CONFIG}: not finished, or no checkpoint"
@@ -159,7 +160,7 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
             return f"of its {MARKER}: {fault}"
         try:
             meta = plain_data(path / MARKER)
-        except ValueError as error:  # another program's
+        except ValueError as error:  # written by another program
             return str(error)
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             return f"its {MARKER} is not of this format, {FORMAT!r}"
@@ -180,7 +181,7 @@ def damage(path: Path, every_byte: bool = True) -> str | None:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip() if every_byte else None
             for name in [] if every_byte else archive.namelist():
-                if name.endswith("/data.pkl"):  # where its tensors lie
+                if name.endswith("/data.pkl"):  # the index of its tensors
                     archive.read(name)
     except zipfile.BadZipFile:
         return "it is cut short or no checkpoint"
@@ -198,23 +199,23 @@ def read_checkpoint(
     Args:
         path: any Lightning checkpoint of plain values, a folder of shards, or a folder that
             `unisono export` wrote.
-        mmap: map the tensors instead of reading them: a part of one is read when it is used.
-        classes: those that an exported folder may name.
-        every_byte: compare checksums, which reads all of it; `None`: on rank 0, if not done yet.
+        mmap: map tensors in memory, so that their bytes are read only when used.
+        classes: classes that an exported folder may name.
+        every_byte: compare checksums, which reads everything; `None`: on rank 0, if not done yet.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: damaged, or it holds more than plain data.
+        FileNotFoundError: the checkpoint does not exist.
+        ValueError: it is damaged, or holds more than plain data.
     """
     path = Path(path)
-    SAVES.settle()  # it may be the one that is being written
+    SAVES.settle()  # `path` may still be in the making
     if (other := read_other(path)) is not None:
         return other
     if any((path / name).is_file() for name in (CONFIG, OWN_CONFIG)):
         return read_exported(path, classes)
     own = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     has_shards = own == path and any((*path.glob("*.pt"), *path.glob("*.safetensors")))
-    if not path.exists() or (own.is_dir() and not has_shards):  # of a run, or of runs
+    if not path.exists() or (own.is_dir() and not has_shards):  # of a run, of runs
         home = own if own.is_dir() else path.parent
         near = sorted(p.name for p in home.glob("*.ckpt"))
         there = "A run keeps its own in runs/NAME/checkpoints."
@@ -222,7 +223,7 @@ def read_checkpoint(
         raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
     if every_byte is None:
         every_byte = path.absolute() not in compared and not (is_distributed() and dist.get_rank())
-        compared.discard(path.absolute())  # by the next time it may be another file
+        compared.discard(path.absolute())  # next time it may be a different file
     if fault := damage(path, every_byte):
         raise ValueError(
             f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
@@ -243,7 +244,7 @@ def read_checkpoint(
 
 
 def plain_data(path: Path, mmap: bool = False) -> Any:
-    """Return what a file holds; ValueError where it is damaged or holds code."""
+    """Return the content of a file; ValueError if it is damaged or holds code."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (pickle.UnpicklingError, RuntimeError) as error:
@@ -256,16 +257,16 @@ def plain_data(path: Path, mmap: bool = False) -> Any:
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
-    """Return the newest sound checkpoint of a run, if any: of the last attempt and step, or without
-    a ledger by the time of its file. The first process compares the bytes."""
+    """Return the newest undamaged checkpoint of a run, if any, by attempt and step, or by file time
+    if it has no ledger. Only the first process compares checksums."""
 
     def age(path: Path) -> tuple[bool, bool, float, int, int]:
-        attempt, step, is_whole = math.inf, 0, True  # of a damaged one, so that it is told of
+        attempt, step, is_whole = math.inf, 0, True  # a damaged one comes first, to be reported
         if damage(path, every_byte=False) is None:
             content = read_checkpoint(path, mmap=True, every_byte=False)
             ledger, is_whole = content.get("ledger", {}), "optimizer_states" in content
             attempt, step = ledger.get("attempt", 0), content["global_step"] if ledger else 0
-        # The best one last: it lacks what follows its validation, such as EarlyStopping.
+        # The best one comes last: it lacks what follows its validation, such as EarlyStopping.
         return is_whole, path.name != "best.ckpt", attempt, step, path.stat().st_mtime_ns
 
     files = (run_folder / "checkpoints").glob("[!.]*.ckpt")
@@ -285,7 +286,7 @@ def checkpoint_to_use(run_folder: Path) -> Path | None:
 
 
 def take_averaged(checkpoint: dict[str, Any]) -> None:
-    """Put the averaged weights of a checkpoint, if it has any, in the place of the last ones."""
+    """Replace the weights of a checkpoint by its averaged weights, if it has any."""
     checkpoint["state_dict"] = {**checkpoint["state_dict"], **checkpoint.get(AVERAGED, {})}
 
 
@@ -293,8 +294,8 @@ def load_part(module: LightningModule, path: str, part: str | None = None) -> No
     """Copy weights from a checkpoint into a module: all of them, or one part.
 
     Args:
-        module: an `ExactModule` with its network built; its `adapted_weights` are taken.
-        path: of the checkpoint.
+        module: an `ExactModule` with its network built; it gets what its `adapted_weights` returns.
+        path: the checkpoint.
         part: name of a submodule, such as `encoder`.
 
     Raises:
@@ -322,8 +323,7 @@ def load_part(module: LightningModule, path: str, part: str | None = None) -> No
 
 
 def misfits(own: dict[str, Tensor], others: dict[str, Tensor]) -> str:
-    """Return the first names whose shapes differ between a module's weights and a checkpoint's,
-    with both shapes; "" without any."""
+    """Return the first differences in names and shapes between two sets of weights, "" if none."""
     here, there = ({n: list(t.shape) for n, t in weights.items()} for weights in (own, others))
     names = [n for n in sorted(here.keys() | there.keys()) if here.get(n) != there.get(n)]
     wrong = [f"{n} {there.get(n, 'missing')} there, {here.get(n, 'missing')} here" for n in names]
@@ -333,16 +333,16 @@ def misfits(own: dict[str, Tensor], others: dict[str, Tensor]) -> str:
 def gathered(
     checkpoint: dict[str, Any], device: torch.device, num_writers: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a copy of a checkpoint with names in the place of its sharded tensors, and those of
-    them, whole, that this rank is to write, see `host_copy`; a collective.
+    """Return a copy of a checkpoint with names in place of sharded tensors, and the whole tensors
+    that this rank writes, by name, copied by `host_copy`; a collective.
 
     Args:
-        num_writers: ranks to which the tensors are dealt by their bytes, from rank 0 on.
+        num_writers: number of ranks, from 0 on, that share the tensors by their bytes.
     """
     sharded: dict[str, DTensor] = {}
     tied: dict[int, str] = {}
     of_weights = {id(tensor): name for name, tensor in checkpoint["state_dict"].items()}
-    number = itertools.count()  # of the others
+    number = itertools.count()  # names tensors other than weights
 
     def named(tensor: DTensor) -> dict[str, str]:
         local, key = tensor.to_local(), of_weights.get(id(tensor), f"tensor {next(number)}")
@@ -366,7 +366,7 @@ def gathered(
 
 
 def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the checkpoint of `gathered`'s two parts."""
+    """Return the checkpoint made of the two parts that `gathered` returns."""
     if not isinstance(rest, dict):
         return apply_to_collection(rest, dict, put_together, tensors)
     if rest.keys() == {_STANDS_FOR}:
@@ -377,11 +377,11 @@ def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
 def write_folder(
     rest: dict[str, Any], tensors: dict[str, Tensor], target: Path, group: Any = None
 ) -> None:
-    """Write a checkpoint as a folder, each rank with tensors of `gathered` a file; a collective of
-    the usual group, or of another of all ranks. What is there stays until all are done.
+    """Write a checkpoint as a folder, one file per rank with tensors of `gathered`; a collective of
+    the default group or of `group`. The old folder stays until all ranks are done.
 
     Raises:
-        OSError: the storage refused, on whichever rank; all ranks raise it.
+        OSError: on all ranks, if writing fails on any.
     """
     name = f"shard-{dist.get_rank() + 1:05d}-of-{dist.get_world_size():05d}.safetensors"
 
@@ -392,7 +392,7 @@ def write_folder(
                 result = action()
         except (OSError, RuntimeError, SafetensorError) as error:
             failure = _reason(error)
-        # To one rank: a thousand that all hear from all would be a million answers.
+        # To rank 0 only: if all heard from all, a thousand ranks would send a million answers.
         answers = None if dist.get_rank() else [None] * dist.get_world_size()
         dist.gather_object((result, failure), answers, group=group)
         pairs: list[Any] = answers or [(result, failure)]
@@ -418,7 +418,7 @@ def write_folder(
     def finish() -> None:
         files = {name: facts for written in shards for name, facts in written.items()}
         torch.save({"format": FORMAT, "rest": rest, "files": files}, folder / MARKER)
-        stack.close()  # it gets its name
+        stack.close()  # renames the folder
 
     with ExitStack() as stack:
         folder = on_ranks(prepare, first_alone=True)[0]
@@ -427,14 +427,14 @@ def write_folder(
 
 
 class LastCheckpoint(Callback):
-    """Saves `checkpoints/last.ckpt` at ends of optimizer steps; `previous.ckpt` is the one before.
+    """Saves `checkpoints/last.ckpt` after optimizer steps; `previous.ckpt` is the one before.
 
-    Lightning's ModelCheckpoint refuses steps and minutes together and lets `last` grow old when
-    the monitored metric worsens. The clock is rank 0's, and all ranks learn of it by the ledger.
+    Lightning's ModelCheckpoint refuses to combine steps and minutes, and does not renew `last`
+    while the monitored metric gets worse. Minutes are rank 0's; the ledger tells the other ranks.
 
     Args:
-        every_n_steps: optimizer steps between saves; `None` for no such rule.
-        every_n_minutes: minutes between saves; `None` for no such rule.
+        every_n_steps: optimizer steps between saves; `None` switches this off.
+        every_n_minutes: minutes between saves; `None` switches this off.
         every_epoch: save at the end of each epoch too.
     """
 
@@ -448,7 +448,7 @@ class LastCheckpoint(Callback):
         self.every_n_minutes = every_n_minutes
         self.every_epoch = every_epoch
         self._first_step = self._seen_step = -1
-        self._has_turn = False  # the newest step, by its number
+        self._has_turn = False  # whether the newest step is due by `every_n_steps`
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         self._first_step = self._seen_step = trainer.global_step
@@ -462,7 +462,7 @@ class LastCheckpoint(Callback):
         self._seen_step = trainer.global_step
         SAVES.settle(waits=False)
         ledger = ledger_of(trainer)
-        # The last step's is saved with what its validation found: a resumed run has no step more.
+        # The last step is saved after its validation, as a resumed run would have no step left.
         every, is_last = self.every_n_steps, self._seen_step == budgeted_steps(trainer)
         self._has_turn = every is not None and self._seen_step % every == 0
         if (self._has_turn and not is_last) or (ledger is not None and ledger.save_now):
@@ -475,7 +475,7 @@ class LastCheckpoint(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         if self.every_epoch and trainer.global_step > self._first_step:
-            self._save(trainer)  # the epoch before, when callbacks and schedules have ended it
+            self._save(trainer)  # the epoch before, after callbacks and schedules have ended it
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         is_saved = getattr(ledger_of(trainer), "is_stopping", False)
@@ -490,8 +490,8 @@ class LastCheckpoint(Callback):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps `checkpoints/best.ckpt` by the module's own metric, judged after each validation; for
-    another one there is Lightning's `ModelCheckpoint`."""
+    """Keeps `checkpoints/best.ckpt` by the module's `monitor`, compared after each validation; for
+    another metric use Lightning's `ModelCheckpoint`."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -511,7 +511,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
-        """Know the best one of a run folder that has moved since; begin anew where it is lost."""
+        """Find the best checkpoint in a folder that was moved; forget its score if it is lost."""
         states, best = checkpoint["callbacks"], Path(str(self.dirpath), "best.ckpt")
         state = states.pop(self.state_key, None)
         if state and state["best_model_path"] and trainer.strategy.broadcast(best.exists()):
