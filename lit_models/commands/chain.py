@@ -1,8 +1,8 @@
-"""Run stages one after the other, each on its own devices.
+"""Chains: stages that run one after the other, each on its own devices.
 
-A stage is a command whose output goes to CHAIN/STAGE. Its record, CHAIN/chain/STAGE.json, says from
-what it was made. The digest of what a stage has written stands in the records of those that take
-it, so that nothing of an older chain is taken for new.
+A stage is a command that writes to CHAIN/STAGE. Its record, CHAIN/chain/STAGE.json, holds what
+decides its output, among it the digests of the stages that it reads, so that the output of an older
+chain is never mistaken for a new one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lit_models.config_files import (
 from lit_models.errors import say, usage_errors
 
 PREFIX = (sys.executable, "-m", "lit_models")
-# Some of them POSIX alone has.
+# Some signals exist on POSIX alone.
 USR1, HANGUP = (getattr(signal, name, None) for name in ("SIGUSR1", "SIGHUP"))
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 SIGNALS = tuple(s for s in (signal.SIGINT, signal.SIGTERM, USR1, HANGUP) if s is not None)
@@ -47,20 +47,20 @@ TRAINER_VERBS = ("fit", "validate", "test", "predict")
 VERBS = (*TRAINER_VERBS, "export")
 SEED = "seed"
 RESERVED = (SEED, "chain")  # a placeholder, and the folder of the records
-# A hyphen and a number would make it the later run of another stage.
+# No hyphen: NAME-2 would be the folder of a later run of the stage NAME.
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 OWN_OPTIONS = ("trainer.default_root_dir", "to", "trainer.devices")
 RECORDS = "chain"
 FILES = "the files of the option "
-# Options that decide nothing, as the number of devices.
+# Options that change no result, like the number of devices.
 DEPLOYMENT = ("trainer.num_nodes", "trainer.accelerator")
 NO_INPUTS = ("predict_output", "save_dir", "dirpath", "default_root_dir")  # where a run writes
 State = Literal["absent", "begun", "complete"]
 
 
-# Changes stand beside the stages, since an option such as
-# --stages.dump.devices=2 would replace what the YAML says of the whole stage.
+# Changes are an option of their own because --stages.dump.devices=2 would replace the whole stage
+# of the YAML.
 def chain(
     *,
     stages: dict | None = None,
@@ -70,19 +70,19 @@ def chain(
     change: dict | None = None,
     launcher: str = "",
 ) -> int:
-    """Run the stages of a chain one after the other; a stage that is complete is not run again.
+    """Run the stages of a chain one after the other; complete stages are skipped.
 
-    An interrupted stage goes on where it was. Nothing is overwritten that was made from other
-    options, another config, other files that these name or other outputs of earlier stages;
-    the number of devices is free.
+    An interrupted stage resumes. A stage whose options, configs, files named in them or inputs from
+    earlier stages have changed is refused, so that nothing is overwritten; the number of devices
+    may change.
 
     Args:
-        stages: NAME: {verb, config, checkpoint, options, devices} for each, in their order; in
+        stages: NAME: {verb, config, checkpoint, options, devices} for each, in order; in
             options, "{NAME}" is the folder of a stage, "{seed}" the seed.
-        to: folder of the chain, with one in it for each stage.
-        seed: of every stage that trains or evaluates.
-        only: a stage; repeatable. What these take must be complete, and stays as it is.
-        change: values that win over those of stages: --change.NAME.devices=2,
+        to: folder of the chain, with a subfolder for each stage.
+        seed: seed of every stage that trains or evaluates.
+        only: a stage to run; repeatable. Stages that it reads must be complete and are not run.
+        change: values that override those of stages: --change.NAME.devices=2,
             --change.NAME.options.data.micro_batch_size=4.
         launcher: words before the command of each stage, such as srun in a SLURM job.
 
@@ -90,7 +90,7 @@ def chain(
         0, or the exit status of the stage that failed.
 
     Raises:
-        UsageError: stages or options name something that there is not.
+        UsageError: stages or options name something that does not exist.
     """
     folder = Path(to.replace("{seed}", str(seed))).expanduser()
     with usage_errors():
@@ -99,24 +99,24 @@ def chain(
         chosen = chosen_stages(read, only)
     states, _ = check_outputs(read, chosen, folder, seed)
     waiting = [stage for stage in chosen if states[stage.name] != "complete"]
-    for stage in waiting[1:]:  # whose options would else be read hours later; the first starts now
-        if stage.given("model"):  # else it is that of the checkpoint, which may be to come
+    for stage in waiting[1:]:  # check their options now, not hours later
+        if stage.given("model"):  # else it is the checkpoint's, which may not exist yet
             importlib.import_module("lit_models.cli").ParsedCLI(stage.arguments(folder, seed), True)
     return run_stages(read, chosen, folder, seed, prefix)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command of a chain; its output goes to a folder of its name in the chain's.
+    """One command of a chain, which writes to the subfolder of its name.
 
     Args:
         name: letters, digits and underscores.
         verb: fit, validate, test, predict or export.
         config: files as `--config` takes them; export has none.
-        checkpoint: an earlier fit whose best checkpoint, else its last, is evaluated or exported.
+        checkpoint: an earlier fit; its best checkpoint, else its last, is evaluated or exported.
         options: dotted name -> value. In a text, {NAME} stands for the folder of this or an
             earlier stage, and {seed} for the chain's seed.
-        devices: of the trainer, a number or what else it takes; none leaves it to the config.
+        devices: value of trainer.devices; `None` leaves it to the config.
     """
 
     name: str
@@ -128,17 +128,17 @@ class Stage:
 
     @property
     def takes(self) -> list[str]:
-        """The earlier stages whose output it reads."""
+        """The earlier stages whose output this stage reads."""
         named = [str(self.checkpoint)] if self.checkpoint else []
         named += [name for name in placeholders(self.options) if name not in (self.name, SEED)]
         return list(dict.fromkeys(named))
 
     def given(self, key: str) -> Any:
-        """Return what its configs say for a dotted key, or `None`."""
+        """Return the value of a dotted key in the configs, or `None`."""
         return given_value([f"--config={find_config(name)}" for name in self.config], key)
 
     def arguments(self, folder: Path, seed: int, is_begun: bool = False) -> list[str]:
-        """Return what follows `unisono` on the command line; `is_begun`: an earlier attempt was
+        """Return the words after `unisono` on the command line; `is_begun`: an earlier attempt was
         interrupted."""
         own, checkpoint = folder / self.name, None
         if self.checkpoint is not None:
@@ -148,7 +148,7 @@ class Stage:
         values = {name: str(folder / name) for name in (*self.takes, self.name)}
         options = {k: _filled(v, {**values, SEED: str(seed)}) for k, v in self.options.items()}
         if self.verb == "export":
-            options = {k: v for k, v in options.items() if v is not None}  # its null is no option
+            options = {k: v for k, v in options.items() if v is not None}  # export takes no null
             return [self.verb, str(checkpoint), *_written({"to": str(own), **options})]
         before: dict[str, Any] = {"trainer.default_root_dir": str(own), "seed_everything": seed}
         if self.devices is not None:
@@ -162,8 +162,8 @@ class Stage:
 
 
 def read_stages(stages: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> list[Stage]:
-    """Return the stages in their order, of name -> the values of a `Stage`, as a YAML file has
-    them; `changes` win over those.
+    """Return the stages in order. `stages` maps their names to the values of a `Stage`, as in a
+    YAML file; `changes`, in the same form, override them.
 
     Raises:
         ValueError: a name, a value or a reference is wrong.
@@ -184,7 +184,7 @@ def read_stages(stages: Mapping[str, Any], changes: Mapping[str, Any] | None = N
 
 
 def chosen_stages(stages: list[Stage], only: list[str] | None) -> list[Stage]:
-    """Return the stages that are named, or all.
+    """Return the stages named in `only`, or all of them.
 
     Raises:
         ValueError: there is no such stage.
@@ -226,7 +226,7 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
 
 
 def _check_stage(read: Sequence[Stage], names: list[str]) -> None:
-    """Refuse the last stage read where it cannot be run, or takes what no stage above it gives."""
+    """Refuse the last stage of `read` if it cannot run, or reads a stage that is not above it."""
     stage, verbs = read[-1], {other.name: other.verb for other in read}
     is_trainer, is_fit = stage.verb in TRAINER_VERBS, stage.verb == "fit"
     own = [option for option in OWN_OPTIONS if option in stage.options]
@@ -270,13 +270,13 @@ def _no_stage(name: object, names: list[str]) -> str:
 
 
 def _filled(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a value in whose texts each placeholder is replaced by what stands for it."""
+    """Return the value with the placeholders in its texts replaced by their values in `names`."""
     text = json.dumps(value, default=str)
     return json.loads(PLACEHOLDER.sub(lambda match: json.dumps(names[match[1]])[1:-1], text))
 
 
 def _written(options: Mapping[str, Any]) -> list[str]:
-    """Return the options of a command line."""
+    """Return options as words of a command line."""
     texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in options.items()}
     return [f"--{name}={text}" for name, text in texts.items()]
 
@@ -284,8 +284,8 @@ def _written(options: Mapping[str, Any]) -> list[str]:
 def made_from(
     stage: Stage, folder: Path, seed: int, outputs: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """Return the plain values that decide what a stage writes. The number of devices does not.
-    `outputs` are stage -> digest of what it wrote, none if that is still to come."""
+    """Return the plain values that decide what a stage writes; the number of devices is not one.
+    `outputs` maps each stage to the digest of its output, `None` until it is complete."""
     configs = {name: read_config(find_config(name)) for name in stage.config}
     values: dict[str, Any] = {
         "verb": stage.verb,
@@ -295,12 +295,12 @@ def made_from(
     }
     of_configs = [pair for content in configs.values() for pair in flat(content)]
     named = {name.replace(".init_args", ""): value for name, value in of_configs} | stage.options
-    for name, value in named.items():  # the files that it names, those of stages aside
+    for name, value in named.items():  # the files that it names, except outputs of stages
         if name.rpartition(".")[2] in NO_INPUTS:
             continue
         given = value if isinstance(value, list | tuple) else [value]
         texts = [v for v in given if isinstance(v, str) and set(placeholders(v)) <= {SEED}]
-        if name.startswith("model."):  # a pattern is one of names of weights
+        if name.startswith("model."):  # patterns here match names of weights
             texts = [text for text in texts if not glob.has_magic(text)]
         paths = (p for text in texts for p in _paths(_filled(text, {SEED: str(seed)}), folder))
         digests = [_folder_digest(p, p) if p.is_dir() else file_digest(p) for p in paths]
@@ -312,8 +312,8 @@ def made_from(
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any]:
-    """Return the record of a stage, {} if it was never begun: `made_from`, the plain values that
-    decide its output, and `outputs`, the digest of all that it wrote, `None` until it is complete.
+    """Return the record of a stage, {} if it never began: `made_from`, the plain values that decide
+    its output, and `outputs`, the digest of that output, `None` until it is complete.
     """
     path = folder / RECORDS / f"{name}.json"
     return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
@@ -328,11 +328,11 @@ def write_record(
 
 
 def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
-    """Return how far a stage of the chain in a folder is; `made` is what it would be made from now.
+    """Return the state of a stage in the chain's folder; `made` is the current `made_from`.
 
     Raises:
-        ValueError: its folder holds what was made from something else, or by something else, or
-            was changed since.
+        ValueError: the stage's folder holds files made from other values or by another program, or
+            files that were changed since the stage was complete.
     """
     own, record = folder / stage.name, read_record(folder, stage.name)
     is_there = any(path.is_file() for path in own.rglob("*"))
@@ -344,7 +344,7 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
                 f"{way_out}."
             )
         return "absent"
-    # What was not there then is no input: the stage itself may have written it.
+    # A file that did not exist then is no input: the stage itself may have written it.
     changed = changes(record["made_from"], made)
     differing = [n for n, old, _ in changed if not (old == ABSENT and n.startswith(FILES))]
     if differing and is_there:
@@ -364,13 +364,13 @@ def state_of(stage: Stage, folder: Path, made: dict[str, Any]) -> State:
 
 
 def outputs_digest(stage: Stage, folder: Path) -> str:
-    """Return the digest of all that others can take from a stage: of a fit, the checkpoints."""
+    """Return the digest of the files that other stages may read: for a fit, its checkpoints."""
     own = folder / stage.name
     return _folder_digest(own / "checkpoints" if stage.verb == "fit" else own, own)
 
 
 def _paths(text: str, chain: Path) -> list[Path]:
-    """Return what is there of a path or pattern, unless the chain itself changes it."""
+    """Return what exists of a path or pattern, except what the chain itself changes."""
     name, own = os.path.expanduser(text), chain.resolve()
     names = [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
     resolved = [Path(found).resolve() for found in names if os.path.exists(found)]
@@ -378,7 +378,7 @@ def _paths(text: str, chain: Path) -> list[Path]:
 
 
 def _folder_digest(folder: Path, root: Path) -> str:
-    """Return the digest of all files in a folder, under their paths from a root."""
+    """Return the digest of all files in a folder and of their paths relative to `root`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return digest_of([[p.relative_to(root).as_posix(), file_digest(p)] for p in files])
 
@@ -390,11 +390,11 @@ def run_stages(
     seed: int,
     prefix: Sequence[str] = PREFIX,
 ) -> int:
-    """Run those of the chosen stages that are not complete; the commands begin with `prefix`.
-    Return 0, or the exit status of the stage that failed.
+    """Run the chosen stages that are not complete, with commands that begin with `prefix`. Return 0
+    or the exit status of the stage that failed.
 
     Raises:
-        ValueError: an output was made from something else, or a stage that is taken is not there.
+        ValueError: an output was made from other values, or a stage that is read is not complete.
     """
     if shutil.which(prefix[0]) is None:
         raise FileNotFoundError(f"--launcher: there is no {prefix[0]} here; leave it out.")
@@ -406,7 +406,7 @@ def run_stages(
         own, is_begun = folder / stage.name, states[stage.name] == "begun"
         arguments = stage.arguments(folder, seed, is_begun)
         if is_begun and stage.verb == "export":
-            shutil.rmtree(own, ignore_errors=True)  # which it would not overwrite
+            shutil.rmtree(own, ignore_errors=True)  # export would not overwrite it
         made = made_from(stage, folder, seed, outputs)
         write_record(folder, stage.name, made)
         own.mkdir(exist_ok=True)
@@ -433,11 +433,11 @@ def run_stages(
 def check_outputs(
     stages: Sequence[Stage], chosen: Sequence[Stage], folder: Path, seed: int
 ) -> tuple[dict[str, State], dict[str, str | None]]:
-    """Refuse, before anything is run, what the last stage would be refused for hours later.
+    """Check the chosen stages before any of them runs, so that none is refused hours later.
 
     Returns:
-        How far each of the chosen stages is; stage -> digest of what it wrote, none if that is
-        still to come.
+        Chosen stage -> its state; stage -> digest of its output, `None` where that is not complete
+        or is to be written again.
 
     Raises:
         ValueError: as `run_stages`.
@@ -462,14 +462,14 @@ def check_outputs(
 
 
 def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
-    """Run a command in a process group of its own, of which nothing remains.
+    """Run a command in its own process group, and kill what remains of the group afterwards.
 
-    A signal that asks this process to end is passed on to the whole group, as a terminal does;
-    that of a closed terminal as SIGTERM, upon which a training saves. SIGUSR1, which a job's script
-    repeats, is ignored once it has come, while what the command wrote is looked at.
+    Signals that ask this process to end are forwarded to the whole group, as a terminal does;
+    SIGHUP is forwarded as SIGTERM, on which a training saves. A job's script repeats SIGUSR1: once
+    forwarded, it is ignored after the command has ended, while its output is checked.
 
     Returns:
-        The exit status, 128 + N where signal N ended it; the signals that were passed on.
+        The exit status, 128 + N if signal N ended the command; the forwarded signals.
     """
     received: list[int] = []
     group: list[int] = []
@@ -484,7 +484,7 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
     try:
         process = subprocess.Popen(command, start_new_session=True)
         group.append(process.pid)
-        if received:  # while it started
+        if received:  # while the command started
             _signal_group(process.pid, received[0])
         status = process.wait()
     finally:

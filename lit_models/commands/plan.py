@@ -1,4 +1,4 @@
-"""What a run will be on several numbers of devices, and an audit of its data."""
+"""Forecast of a run on several numbers of devices, and audit of its data."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from lit_models.training.rules import check_share, strategy_of
 
 
 def check(run_options: list[str] | None = None) -> int:
-    """Read all files of a config to their end, train nothing, and say what is wrong with them.
+    """Read all data files of a config to their end and report their errors, without training.
 
     Args:
-        run_options: those of `unisono fit`, such as --config and --data.train_files=mine.csv; a
-            pretrained model brings the tokenizer that counts.
+        run_options: options of `unisono fit`, such as --config and --data.train_files=mine.csv; the
+            tokenizer is that of a pretrained model, if any.
 
     Returns:
         1 where a row breaks a rule, else 0.
@@ -51,15 +51,15 @@ def check(run_options: list[str] | None = None) -> int:
 
 
 def plan(run_options: list[str] | None = None, *, devices: str = "1,2,4,8") -> int:
-    """Show what a run will be on several numbers of devices, by arithmetic; nothing is left behind.
+    """Compute the steps, batches and memory of a run on several numbers of devices; train nothing.
 
     Args:
-        run_options: those of `unisono fit`, such as --config and --model.optimizer.lr=0.1; the data
-            are prepared in the cache as for a training.
+        run_options: options of `unisono fit`, such as --config and --model.optimizer.lr=0.1; the
+            data are prepared in the cache as for a training.
         devices: numbers of devices over all machines, such as 1,2,4,8.
 
     Raises:
-        UsageError: a number cannot be meant, or the devices are no replicas.
+        UsageError: a number is not valid, or the run splits its layers over devices.
     """
     found = forecast_of(run_options or [], device_counts(devices))
     label, *labels = found.columns[0]
@@ -82,10 +82,10 @@ def plan(run_options: list[str] | None = None, *, devices: str = "1,2,4,8") -> i
 
 
 def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
-    """Return what a run with these options would be on each number of devices.
+    """Return the forecast of a run with these options on each number of devices.
 
     Raises:
-        UsageError: devices of the run are no replicas, or it is refused on all of them.
+        UsageError: the run splits its layers over devices, or every number of devices is refused.
     """
     cli = ParsedCLI(["fit", *run_options])
     config, (_, options) = cli.values, strategy_of(cli.options.trainer.strategy)
@@ -97,7 +97,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
             "device for a replica. Leave it out, and let --devices be numbers of tensor groups."
         )
     silence_noise()
-    # The seed 1 equals True, which stands for no number.
+    # `seed_everything: true` gives no number; 1 equals True, but is not True.
     pl.seed_everything(0 if seed is True else int(seed or 0), verbose=False)
     module, data = built(config, "model"), built(config, "data")
     if not isinstance(data, PlannedDataModule):
@@ -107,7 +107,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
         )
     found = Forecast(counts, trainer.get("precision"))
     limits = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
-    logging.disable(logging.INFO)  # Lightning's lines on devices
+    logging.disable(logging.INFO)  # Lightning's messages on devices
     try:
         with tempfile.TemporaryDirectory() as folder:
             pl.Trainer(
@@ -126,8 +126,8 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
 
 
 class Forecast(pl.Callback):
-    """Looks at everything that a training has before its first step, and ends it there. `counts`
-    are numbers of devices; the weights take the memory of the run's `precision`."""
+    """Computes the forecast when training starts, and stops before the first step. `counts` are
+    numbers of devices; `precision`, that of the run, decides the memory of the weights."""
 
     def __init__(self, counts: list[int], precision: str | int | None) -> None:
         self.counts, self.precision = counts, precision
@@ -155,7 +155,7 @@ class Forecast(pl.Callback):
             warmup = math.ceil(warmup if warmup >= 1 else warmup * total)
         targets = [counts for counts in dataset.target_counts.values() if counts is not None]
         request, sources = data.request("train"), dict[str, list[int]]()
-        # Else an epoch is all that there is, which a walk through its steps would take long for.
+        # A full epoch without sources has all targets; a walk through its steps takes long.
         walks = steps < epoch.num_steps or any(name for name, *_ in getattr(request, "sources", ()))
         num_targets = 0 if walks else sum(int(counts.sum()) for counts in targets)
         for ids in map(epoch.step_ids, range(steps if walks else 0)):
@@ -177,7 +177,7 @@ class Forecast(pl.Callback):
             try:
                 batching = derive_batching(count, *sizes)
                 check_share(batching, count)
-            except ValueError as error:  # a run would be refused there, as at its start
+            except ValueError as error:  # the run itself would be refused
                 self.refused.append(f"{count} devices. {error}")
                 continue
             column = {

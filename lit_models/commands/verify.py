@@ -1,4 +1,4 @@
-"""Proof of a run: its ledger, plan and checkpoints held against each other."""
+"""Verification of a run: its ledger, plan and checkpoints are compared with each other."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -19,31 +19,31 @@ SHOWN_FINDINGS = 10
 
 
 class Status(IntEnum):
-    """Exit status of `unisono verify`, by what it found; the gravest of several."""
+    """Exit status of `unisono verify`: the most severe of its findings."""
 
     PROVEN = 0  # every epoch is whole: each of its samples is in the weights once
-    CUT = 3  # an epoch is not whole here, or the run has no end: what was used was used once
-    NOT_APPLIED = 4  # steps that were skipped are not in the weights
-    MISSING = 5  # steps between others, or behind the last one, are not in the ledger
+    CUT = 3  # an epoch is not whole here, or the run has no end; nothing was used twice
+    NOT_APPLIED = 4  # skipped steps are not in the weights
+    MISSING = 5  # steps are missing within the ledger or after its last one
     DOUBLED = 6  # a step is in the ledger twice
     OFF_PLAN = 7  # a step used other samples or targets than the plan gives it
     EDITED = 8  # a line is not what the run wrote
-    CHECKPOINT = 9  # a checkpoint is damaged, or not of this ledger
+    CHECKPOINT = 9  # a checkpoint is damaged, or of another ledger
 
 
 def verify(runs: list[Path]) -> int:
-    """Hold a run's ledger, plan and checkpoints against each other: each sample used once?
+    """Compare a run's ledger, plan and checkpoints: was each sample used exactly once?
 
-    Exit status: 0 proven, every epoch whole; 3 an epoch is cut, the run goes on from another, or
-    has no end; 4 steps were skipped; 5 steps are missing; 6 a step is there twice; 7 a step used
-    other samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is not its own.
-    Of several runs it is the highest.
+    Exit status: 0 proven, every epoch is whole; 3 an epoch is not whole, or the run continues
+    another one or has no end; 4 steps were skipped; 5 steps are missing; 6 a step occurs twice; 7 a
+    step used other samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is
+    damaged or of another run. For several runs it is the highest status.
 
     Args:
         runs: a run folder, such as runs/demo, or several.
     """
     console, proofs = Console(highlight=False, soft_wrap=True), []
-    for run in [run for run in runs if not run.is_file()] or runs:  # of runs/*, error.txt
+    for run in [run for run in runs if not run.is_file()] or runs:  # runs/* also names error.txt
         proofs.append(verify_run(run))
         if len(runs) > 1:
             console.print(f"{'run':<17} {run}", markup=False)
@@ -59,7 +59,7 @@ def _show(proof: "Proof", console: Console) -> None:
     lines.append(("in the weights", f"{steps:,} steps, {samples:,} samples"))
     if proof.checkpoints:
         lines.append(("checkpoints", f"{', '.join(proof.checkpoints)}: the ledger's"))
-    # A count of samples that are not the plan's would say nothing.
+    # Counts of samples that are not the plan's would mean nothing.
     if proof.status <= Status.NOT_APPLIED:
         lines += proof.epoch_lines()
         for name, (own, targets) in proof.sources.items():
@@ -77,7 +77,7 @@ def _show(proof: "Proof", console: Console) -> None:
 
 
 class Finding(NamedTuple):
-    """One sentence on what a proof found, and its status."""
+    """Status and one-sentence text of a finding."""
 
     status: Status
     text: str
@@ -85,7 +85,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class EpochUse:
-    """What one epoch's steps brought into the weights, of what its plan holds."""
+    """Numbers of steps and samples of an epoch that are in the weights and that were planned."""
 
     epoch: int  # from 0, as in the ledger
     num_steps: int
@@ -96,13 +96,13 @@ class EpochUse:
 
 @dataclass
 class Proof:
-    """What `verify_run` found."""
+    """Result of `verify_run`."""
 
     epochs: list[EpochUse] = field(default_factory=list)  # of the surviving lineage
-    discarded: list[str] = field(default_factory=list)  # as of a `Lineage`
-    attempts: list[int] = field(default_factory=list)  # the world size of each
-    checkpoints: list[str] = field(default_factory=list)  # name and step of each of this ledger
-    # Samples and targets of each source of a mixture that are in the weights.
+    discarded: list[str] = field(default_factory=list)  # see `Lineage`
+    attempts: list[int] = field(default_factory=list)  # world size of each attempt
+    checkpoints: list[str] = field(default_factory=list)  # name and step of each that agrees
+    # Source of a mixture -> its samples and targets that are in the weights.
     sources: dict[str, list[int]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # empty where all is proven
 
@@ -112,7 +112,7 @@ class Proof:
 
     @property
     def status(self) -> Status:
-        """The gravest status."""
+        """The most severe status."""
         return max((finding.status for finding in self.findings), default=Status.PROVEN)
 
     @property
@@ -121,7 +121,7 @@ class Proof:
         return [finding.text for finding in self.findings if finding.status != Status.CUT]
 
     def epoch_lines(self) -> list[tuple[str, str]]:
-        """Return (epochs, "N of M samples, each once") with equal neighbours in one line."""
+        """Return (epochs, "N of M samples, each once") pairs, one for equal neighbouring epochs."""
         lines = []
         for use, group in groupby(self.epochs, lambda use: replace(use, epoch=0)):
             numbers = [one.epoch for one in group]
@@ -134,12 +134,12 @@ class Proof:
         return lines
 
 
-_KEYS = {  # that a line of each kind must have
+_KEYS = {  # required keys of each kind of line
     "start": {"attempt", "resumed_from_step", "plan_digest", "plan_hash", "world_size"},
     "event": {"attempt", "event"},
     "step": {"attempt", "epoch", "step", "step_in_epoch", "digest", "samples"},
 }
-_TEXTS = {"event", "digest", "plan_digest", "plan_hash"}  # others of these are whole numbers
+_TEXTS = {"event", "digest", "plan_digest", "plan_hash"}  # the others are whole numbers
 
 
 def _kind(row: Row) -> str:
@@ -149,11 +149,11 @@ def _kind(row: Row) -> str:
 
 
 def read_ledger(run: Path) -> list[Row]:
-    """Return the whole lines of a run's ledger.
+    """Return the complete lines of a run's ledger.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: a line is damaged, and not the last.
+        FileNotFoundError: the run has no ledger.
+        ValueError: a line other than the last is damaged.
     """
     path = run / FILE_NAME
     if not path.exists():
@@ -172,8 +172,8 @@ def plan_of(run: Path) -> Row:
     """Return what the plan of a run was made from: `request` and `repeats_first_epoch`.
 
     Raises:
-        FileNotFoundError: it has none.
-        ValueError: it is damaged.
+        FileNotFoundError: the run has no plan.
+        ValueError: the plan is damaged.
     """
     path = run / "plan.json"
     if not path.is_file():
@@ -195,8 +195,8 @@ class Lineage(NamedTuple):
 
     rows: list[Row]  # these lines, in their order
     steps: dict[int, Row]  # step -> its line
-    discarded: list[str]  # attempt and range of steps that a kill made a later attempt repeat
-    left_out: dict[int, str]  # step -> why it is not in the weights though it was not repeated
+    discarded: list[str]  # attempt and steps that a later attempt repeated after a kill
+    left_out: dict[int, str]  # step -> why it is not in the weights, though not repeated
 
 
 def surviving(rows: list[Row]) -> Lineage:
@@ -213,7 +213,7 @@ def surviving(rows: list[Row]) -> Lineage:
             kept = [line for line in kept if line.get("step", 0) <= begin]
         kept.append(row)
     steps = {line["step"]: line for line in kept if _kind(line) == "step"}
-    # A scaler of float16 leaves these out by itself.
+    # The gradient scaler of float16 skips these steps by itself.
     not_finite = [step for step, line in steps.items() if line.get("is_finite") is False]
     left_out = dict.fromkeys(not_finite, "its loss or gradient is not finite")
     for line in kept:
@@ -225,15 +225,15 @@ def surviving(rows: list[Row]) -> Lineage:
 def verify_run(run: Path) -> Proof:
     """Compare a run's ledger, plan and checkpoints with each other.
 
-    The digests are computed again from the plan, epoch by epoch, and compared with what the
-    training steps consumed. An order-free sum of 63-bit hashes: two different sets agree by chance
-    once in 10^19. Each line carries a hash that is chained to the line before, and each checkpoint
-    the value of that chain: an edit of one file shows, because the others disagree. Targets were
-    compared by the run itself.
+    Digests are recomputed from the plan, epoch by epoch, and compared with those of the training
+    steps. A digest is an order-free sum of 63-bit hashes: two different sets agree by chance once
+    in 10^19. The hash of each line includes that of the line before, and each checkpoint stores the
+    newest hash, so that after an edit of one file the others disagree. The run itself compared the
+    targets.
 
     Raises:
-        FileNotFoundError: it holds no ledger or no plan.
-        ValueError: a damaged ledger or plan.
+        FileNotFoundError: the run has no ledger or no plan.
+        ValueError: the ledger or the plan is damaged.
     """
     rows = read_ledger(run)
     plan, path = plan_of(run), run / "plan_lengths.npy"
@@ -252,7 +252,7 @@ def verify_run(run: Path) -> Proof:
         if row["plan_hash"] != own and is_in_weights:
             text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
             proof.add(Status.OFF_PLAN, text)
-    if len(lengths) == num_rows(request_of(plan["request"])):  # else the plan differs: reported
+    if len(lengths) == num_rows(request_of(plan["request"])):  # else reported: another plan
         _check_epochs(proof, lineage, plan, lengths)
     _check_checkpoints(proof, run, newest)
     if not rows or rows[-1].get("event") not in ("ended", "stopped"):
@@ -265,8 +265,8 @@ def verify_run(run: Path) -> Proof:
 
 
 def _check_chain_and_order(proof: Proof, rows: list[Row]) -> dict[str, int]:
-    """Each line is chained to the one before; each attempt goes on from a step that is there, and
-    takes one step after the other. Returns hash of a line -> the newest step there."""
+    """Check that each line's hash continues the chain, that each attempt resumes from an existing
+    step, and that its steps are consecutive. Return hash of a line -> newest step at that line."""
     before, last = "", 0
     newest: dict[str, int] = {}
     for number, row in enumerate(rows, 1):
@@ -295,7 +295,7 @@ def _check_chain_and_order(proof: Proof, rows: list[Row]) -> dict[str, int]:
 
 
 def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray) -> None:
-    """Each step used the samples and targets that the plan gives it, and was applied."""
+    """Check that each step used the samples and targets of its plan and was applied."""
     request, lines = request_of(plan["request"]), lineage.steps
     for epoch, group in groupby(sorted(lines), lambda step: lines[step]["epoch"]):
         made = planned_epoch(request, lengths, 0 if plan["repeats_first_epoch"] else epoch)
@@ -342,7 +342,7 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
 
 
 def _check_checkpoints(proof: Proof, run: Path, newest: dict[str, int]) -> None:
-    """Each checkpoint is sound, and says what the lines say that were there when it was saved."""
+    """Check that each checkpoint is sound and has the step of the ledger line it was saved at."""
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
             content = read_checkpoint(path, mmap=True)
