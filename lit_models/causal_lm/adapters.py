@@ -1,4 +1,4 @@
-"""Low-rank adapters, and freezing by name.
+"""Low-rank adapters (LoRA); freezing of parameters by name.
 
 Source: Hu et al. 2021, "LoRA", section 4.1.
 Shapes: D inputs of a layer, E outputs, r rank.
@@ -19,11 +19,11 @@ A, B = "lora_A", "lora_B"
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Adapters: their layers and size.
+    """Layers and size of adapters.
 
     Args:
         targets: names of linear layers, or ends of names, such as q_proj or feed_forward.*; `*`
-            stands for any text. The head takes none: the loss works with its weight alone.
+            matches any text. The head takes no adapter, as the loss uses only its weight.
         rank: r.
         alpha: the adapter's output is multiplied by alpha / rank.
         dropout: of the adapter's input.
@@ -49,10 +49,10 @@ class LoraOptions:
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer, and a product of two small matrices beside it.
+    """Frozen linear layer plus the product of two low-rank matrices.
 
-    `base` is nn.Linear, or Conv1D of transformers, whose weight is [D, E]; its parameters are taken
-    over under their names. The other arguments are those of `LoraOptions`.
+    `base` is nn.Linear, or transformers' Conv1D, whose weight is [D, E]; its parameters keep their
+    names. The other arguments are as in `LoraOptions`.
     """
 
     def __init__(self, base: nn.Module, rank: int, alpha: float, dropout: float) -> None:
@@ -63,7 +63,7 @@ class LoraLinear(nn.Module):
         self.scale = alpha / rank
         self.dropout = nn.Dropout(dropout)
         dtype = torch.promote_types(base.weight.dtype, torch.float32)
-        # A base on `meta` has its values elsewhere; its adapters are where new tensors are made.
+        # With a base on `meta`, the adapters are created on the default device.
         like = {"device": None if base.weight.is_meta else base.weight.device, "dtype": dtype}
         self.weight, self.bias = base.weight, base.bias
         self.lora_A = nn.Parameter(torch.empty(rank, width, **like))
@@ -71,7 +71,7 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [..., E] in the dtype of the base's output, of x [..., D]."""
+        """Return [..., E] in the dtype of the base's output. Args: x [..., D]."""
         weight = self.weight.T if self.is_transposed else self.weight
         output = F.linear(x.to(weight.dtype), weight, self.bias)
         narrow = F.linear(self.dropout(x.to(self.lora_A.dtype)), self.lora_A)  # [..., r]
@@ -81,16 +81,16 @@ class LoraLinear(nn.Module):
 def lora_recipe(
     network: nn.Module, options: LoraOptions, base: str | None = None
 ) -> dict[str, Any]:
-    """Return plain values from which `add_lora` makes the same layers without any file; `base` is
-    the folder of the adapted model, if it has one. A ValueError where a target fits no layer."""
+    """Return plain values from which `add_lora` can create the same layers; `base` is the folder of
+    the adapted model, if any. ValueError if a target matches no layer."""
     return {**asdict(options), "base": base, "layers": target_layers(network, options.targets)}
 
 
 def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
-    """Give layers the adapters of a `lora_recipe`, in place, and freeze everything else.
+    """Add the adapters of a `lora_recipe` in place, and freeze everything else.
 
-    The base's parameters keep their names. A is drawn from torch's global generator, B is zero: the
-    network computes what it computed before.
+    The base's parameters keep their names. A is drawn from PyTorch's global generator, B is zero,
+    so that the network's output does not change.
     """
     network.requires_grad_(False)
     if recipe["base_dtype"] != "float32":
@@ -104,11 +104,11 @@ def add_lora(network: nn.Module, recipe: Mapping[str, Any]) -> None:
 
 
 def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
-    """Return the names of the linear layers but the head that learn and fit a target, in the order
-    of the network; a ValueError where a target fits none."""
+    """Return the names of the trainable linear layers, without the head, that match a target, in
+    the network's order; ValueError if a target matches none."""
     head = getattr(network, "head", None)
     for module in network.modules():
-        if hasattr(module, "get_output_embeddings"):  # which every model of transformers has
+        if hasattr(module, "get_output_embeddings"):  # a model of transformers
             head = module.get_output_embeddings()
             break
     others = [(name, module) for name, module in network.named_modules() if module is not head]
@@ -128,26 +128,26 @@ def target_layers(network: nn.Module, targets: list[str]) -> list[str]:
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Return whether a module is the transposed linear layer of transformers' GPT-2."""
+    """Return whether a module is a Conv1D, the transposed linear layer of transformers' GPT-2."""
     return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
 
 
 def is_of_adapter(name: str) -> bool:
-    """Return whether a weight belongs to an adapter, by its name."""
+    """Return whether this is the name of an adapter's weight."""
     return name.rpartition(".")[2] in (A, B)
 
 
 def with_adapters(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights of another run, with the module's new adapters where it had none."""
+    """Return another run's weights, plus the module's own for adapters that these lack."""
     adapters = {name: t for name, t in module.state_dict().items() if is_of_adapter(name)}
     return {**adapters, **weights}
 
 
 def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights of the plain network that computes the same: adapters added to their bases.
+    """Return the weights of the equivalent network without adapters, which are added to the bases.
 
-    All are in the dtype of the adapters: bfloat16 could not hold the sums of a base in bfloat16.
-    The network may be on the meta device; the weights have the names of its state_dict.
+    All weights get the adapters' dtype, as a bfloat16 base would round the sums. The network may be
+    on the meta device; `weights` has the names of its state_dict.
     """
     plain = {name: t for name, t in weights.items() if not is_of_adapter(name)}
     adapted = None
@@ -164,15 +164,15 @@ def merged_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters whose names fit patterns such as `layers.0.*`; `*` is any text.
+    """Freeze the parameters whose names match patterns such as `layers.0.*`; `*` is any text.
 
-    It must happen before the strategy wraps the network: DDP never synchronises a parameter that
-    was frozen then, so nothing is unfrozen later.
+    Call it before the strategy wraps the network. Nothing can be unfrozen later, as DDP never
+    synchronises a parameter that is frozen when it wraps.
 
     Raises:
-        ValueError: a pattern fits no name.
+        ValueError: a pattern matches no name.
     """
-    parameters = dict(network.named_parameters(remove_duplicate=False))  # tied ones by each name
+    parameters = dict(network.named_parameters(remove_duplicate=False))  # all names of tied ones
     for pattern in patterns:
         names = fitting_names(parameters, pattern)
         if not names:

@@ -1,7 +1,7 @@
-"""Checkpoints of language models as folders of transformers, and their adapters as those of PEFT.
+"""Export of language models to transformers folders, and of adapters to PEFT folders.
 
-The own decoder is written as the GPT-2 or Llama that computes the same; `unisono` reads it back by
-the recipe that the folder keeps. Shapes: D hidden.
+The own decoder is written as the equivalent GPT-2 or Llama; `unisono` reads it back with the
+recipe that the folder keeps.
 """
 
 import json
@@ -20,9 +20,9 @@ from lit_models.causal_lm.pretrained import CONFIG, network_from_config
 from lit_models.training.export import Layout
 
 NetworkOf = Callable[[dict[str, Any]], Any]
-NETWORK, MODEL = "network.", "model."  # where LitCausalLM and PretrainedDecoder keep theirs
-REPLACED = ("network", "pretrained", "lora", "freeze")  # which the recipe of the folder replaces
-# Part of an own name -> part of theirs.
+NETWORK, MODEL = "network.", "model."  # prefixes of weights in LitCausalLM and PretrainedDecoder
+REPLACED = ("network", "pretrained", "lora", "freeze")  # options that the folder's recipe replaces
+# Part of our weight name -> part of transformers' name.
 GPT2_NAMES = {
     "embedding": "transformer.wte",
     "positions": "transformer.wpe",
@@ -60,17 +60,17 @@ def model_layout(
     key: str = TEXT_RECIPE_KEY,
     network_of: NetworkOf = network_from_config,
 ) -> Layout:
-    """Return the files of a folder that transformers reads alone, LoRA merged.
+    """Return the files of a folder that transformers can read, with LoRA merged.
 
     Args:
         content: of a checkpoint.
-        adapter: write the adapter alone instead, as PEFT reads it.
+        adapter: write only the adapter, in PEFT's layout.
         key: of the recipe in the checkpoint.
-        network_of: as of `described_network`.
+        network_of: as in `described_network`.
 
     Raises:
         ValueError: transformers has no model of the own decoder's shape, or there is no adapter
-            that PEFT can put on it.
+            that PEFT can apply.
     """
     recipe, is_causal = content[key], key == TEXT_RECIPE_KEY
     network = described_network(recipe, network_of)
@@ -108,8 +108,8 @@ def restored_weights(
     key: str = TEXT_RECIPE_KEY,
     network_of: NetworkOf = network_from_config,
 ) -> dict[str, Tensor]:
-    """Return the weights of a module from those of a folder of `model_layout` and its recipe, which
-    is in `extra`; arguments as there."""
+    """Return a module's weights from the stored weights of a `model_layout` folder; its recipe is
+    in `extra`. Other args: as in `model_layout`."""
     network = described_network(extra[key], network_of)
     weights = {}
     if isinstance(network, Decoder):
@@ -130,11 +130,11 @@ def restored_weights(
 
 
 def described_network(recipe: Mapping[str, Any], network_of: NetworkOf) -> Any:
-    """Return the network of a recipe with its adapters, of which `network_of` makes the plain one,
-    without values (on the meta device)."""
+    """Return a recipe's network with its adapters on the meta device; `network_of` creates the
+    network without adapters."""
     with torch.device("meta"):
         network = network_of(recipe["network"])
-        if recipe.get("lora"):  # which older checkpoints lack
+        if recipe.get("lora"):  # older checkpoints lack the key
             add_lora(network, recipe["lora"])
     return network
 
@@ -142,10 +142,10 @@ def described_network(recipe: Mapping[str, Any], network_of: NetworkOf) -> Any:
 def transformers_files(
     network: Any, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what config.json and model.safetensors of a network hold whose `model` is one of
-    transformers and whose `content` is that of its config.json; tied weights are stored once.
+    """Return the content of config.json and model.safetensors; tied weights are stored once.
 
     Args:
+        network: its `model` is of transformers; its `content` is that of the model's config.json.
         weights: of the network, adapters merged.
     """
     twins = _twins(network)
@@ -153,15 +153,15 @@ def transformers_files(
     dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
     config = {name: value for name, value in network.content.items() if name != "dtype"}
     config["architectures"] = [type(network.model).__name__]
-    config["torch_dtype"] = str(dtype).removeprefix("torch.")  # which every version reads
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")  # all versions read this name
     return config, stored
 
 
 def hugging_face_files(
     config: DecoderConfig, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what config.json and model.safetensors of a GPT-2 or Llama folder hold; biases that
-    only the layout has are zeros.
+    """Return the content of config.json and model.safetensors of a GPT-2 or Llama folder; biases
+    that the own decoder lacks are zeros.
 
     Args:
         config: of the decoder; its vocab_size is known.
@@ -173,20 +173,20 @@ def hugging_face_files(
     kind = layout_of(config)
     has_bias = config.bias or kind == "gpt2"
     with torch.device("meta"):
-        template = Decoder(replace(config, bias=has_bias)).state_dict()  # of shapes
+        template = Decoder(replace(config, bias=has_bias)).state_dict()  # for its shapes
     like = weights["embedding.weight"]
-    parts: dict[str, list[Tensor]] = defaultdict(list)  # of a stored tensor, in their order
+    parts: dict[str, list[Tensor]] = defaultdict(list)  # stored name -> parts in order
     for name, like_stored in template.items():
         shape = like_stored.shape
         if config.tied and name == "head.weight":
             continue
-        if name.endswith("v_proj.bias"):  # after those of the keys, which the own decoder has not
+        if name.endswith("v_proj.bias"):  # the own decoder has no biases of keys, which precede
             parts[stored_name(kind, name.replace("v_proj", "k_proj"))].append(like.new_zeros(shape))
         weight = weights[name].detach() if name in weights else like.new_zeros(shape)
         is_transposed = kind == "gpt2" and name.endswith("_proj.weight")  # for its Conv1D
         parts[stored_name(kind, name)].append(weight.T if is_transposed else weight)
     stored = {name: torch.cat(tensors, dim=-1) for name, tensors in parts.items()}
-    content = {  # of the tokenizer's ids nothing is known here
+    content = {  # the tokenizer's ids are not known here
         "model_type": kind,
         "vocab_size": config.vocab_size,
         "bos_token_id": None,
@@ -225,13 +225,13 @@ def hugging_face_files(
 
 
 def stored_name(kind: str, name: str) -> str:
-    """Return what a layout calls a part of the own decoder. Args: kind, `gpt2` or `llama`."""
+    """Return a layout's name of one of our weights or layers. Args: kind: `gpt2` or `llama`."""
     names = GPT2_NAMES if kind == "gpt2" else LLAMA_NAMES
     return ".".join(names.get(part, part) for part in name.split("."))
 
 
 def layout_of(config: DecoderConfig) -> str:
-    """Return the model type of transformers that can express a shape; a ValueError if none can."""
+    """Return transformers' model type for a decoder's shape; ValueError if there is none."""
     options = (config.norm, config.positions, config.activation)
     if options == ("layer", "learned", "gelu") and config.kv_heads == config.num_heads:
         return "gpt2"
@@ -246,7 +246,7 @@ def layout_of(config: DecoderConfig) -> str:
 
 
 def _twins(network: nn.Module) -> dict[str, str]:
-    """Return name -> name of the weight that it is tied to."""
+    """Return name of a tied weight -> name under which the weight is stored."""
     first: dict[int, str] = {}
     names = network.named_parameters(remove_duplicate=False)
     pairs = ((name, first.setdefault(id(parameter), name)) for name, parameter in names)
@@ -256,16 +256,16 @@ def _twins(network: nn.Module) -> dict[str, str]:
 def adapter_layout(
     network: nn.Module, recipe: Mapping[str, Any], weights: Mapping[str, Tensor], task: str
 ) -> Layout:
-    """Return the folder of an adapter that PEFT puts on a model of transformers.
+    """Return the files of an adapter folder for PEFT and a transformers model.
 
     Args:
         network: with adapters.
         recipe: of the network.
-        weights: of the network, adapters among them.
-        task: PEFT's name of what the model is for.
+        weights: of the network, including the adapters.
+        task: PEFT's task type.
 
     Raises:
-        ValueError: there is no adapter, or PEFT has no place for it.
+        ValueError: there is no adapter, or PEFT cannot apply it.
     """
     lora = recipe.get("lora")
     if not lora:
@@ -313,5 +313,5 @@ def adapter_layout(
 
 
 def json_text(values: Any) -> str:
-    """Return the content of a file of values as transformers writes it."""
+    """Return values as JSON in transformers' file format."""
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"

@@ -1,7 +1,7 @@
-"""Generation of texts from prompts, seeded per prompt, and probabilities of given continuations.
+"""Text generation from prompts, seeded per prompt, and scores of given continuations.
 
-Shapes: B prompts or samples, S positions of the longest, N tokens at most or labels of all rows,
-V vocabulary, R rows, T positions, C choices.
+Shapes: B prompts or samples, S positions of the longest prompt, N maximum of new tokens, V
+vocabulary, R rows, T positions, C choices.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,28 +21,28 @@ from lit_models.causal_lm.network import as_written
 from lit_models.causal_lm.pretrained import Network, most_positions
 
 END, STOP, LENGTH, POSITIONS = range(len(FINISH_REASONS))
-MOST_ROOM = 512  # positions of a cache that are made at a time
+MOST_ROOM = 512  # cache positions to reserve at a time
 NOT_FINITE = (
     "the network returns logits that are not finite; its weights are damaged, or the precision is "
     "too low for them: try trainer.precision=32-true."
 )
-AT_ONCE_ON_CPU, AT_ONCE = 1, 8  # tokens between two looks of the host, which wait for a GPU
-UNITS = 2.0**50  # of a distribution: sums of whole numbers have the same bits in any order
+AT_ONCE_ON_CPU, AT_ONCE = 1, 8  # tokens between checks by the host, which synchronize a GPU
+UNITS = 2.0**50  # probabilities in integer units: their sums have the same bits in any order
 
 
 @dataclass(frozen=True)
 class DrawOptions:
-    """How the next token is chosen.
+    """Options for choosing the next token.
 
     Args:
-        max_new_tokens: the longest text in tokens, without its end; `None` is that of training.
-        temperature: divides the logits; 0 takes the most probable token each time.
-        top_k: draw among the most probable tokens only; `None` draws among all.
-        top_p: draw among the fewest tokens with this share of the probability; 1 for all.
-        seed: of the draws; each sample has its own numbers, whatever stands beside it.
+        max_new_tokens: maximum length in tokens, without the end token; `None`: as in training.
+        temperature: divides the logits; 0 always takes the most probable token.
+        top_k: draw only among this many most probable tokens; `None` draws among all.
+        top_p: draw only among the fewest tokens with this share of the probability; 1 for all.
+        seed: of the draws; each sample's draws do not depend on the rest of its batch.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is out of its range.
     """
 
     max_new_tokens: int | None = None
@@ -63,19 +63,19 @@ class DrawOptions:
         )
 
     def refuse(self, is_wrong: dict[str, bool]) -> None:
-        """Raise ValueError for the first rule, which begins with its option, that is broken."""
+        """Raise ValueError for the first broken rule; a rule starts with its option's name."""
         if rule := next((rule for rule, is_broken in is_wrong.items() if is_broken), None):
             raise ValueError(f"{rule}, got {getattr(self, rule.partition(' ')[0])!r}.")
 
 
 @dataclass(frozen=True)
 class GenerationOptions(DrawOptions):
-    """Use of prompts by `predict`.
+    """Options of `predict` on prompts.
 
     Args:
         max_new_tokens: longest completion in tokens.
-        stop: texts that end a completion and do not belong to it, besides the end-of-text token.
-        mode: `generate` completes prompts, `score` rates the continuations that the file names.
+        stop: texts that end a completion, as the end-of-text token does, and are cut off.
+        mode: `generate` completes prompts; `score` scores the continuations given in the file.
     """
 
     max_new_tokens: int = 128
@@ -93,8 +93,8 @@ class Completions(NamedTuple):
 
     completion_ids: Tensor  # [B, N] int64, without the end-of-text token; -1 after the end
     num_tokens: Tensor  # [B] int64, tokens of the completion
-    # [B] int64, characters of their text that belong to the completion: it ends before a stop text,
-    # which may begin within a token.
+    # [B] int64, length of the completion's text in characters: it ends before a stop text, which
+    # may begin within a token.
     num_characters: Tensor
     finish_reason: Tensor  # [B] int64, index in `FINISH_REASONS`
 
@@ -113,10 +113,10 @@ def generate(
 
     Args:
         network: in eval mode.
-        input_ids: [B, S] int64, padded at the right.
-        lengths: [B] int64, tokens of each prompt, from 1.
-        sample_ids: [B], keys of the draws.
-        hear: takes the tokens of each so far, and ends them all there by returning True.
+        input_ids: [B, S] int64, padded on the right.
+        lengths: [B] int64, number of tokens of each prompt, at least 1.
+        sample_ids: [B], with the seed they determine each prompt's draws.
+        hear: called with all completions' tokens so far; returning True stops the generation.
 
     Raises:
         ValueError: a prompt is empty, or longer than the network's learned positions.
@@ -140,13 +140,13 @@ def generate(
         for start in range(0, longest, at_once):
             drawn = []
             for step in range(start, min(start + at_once, longest)):
-                # A network may have more rows than the tokenizer has tokens: they are no text.
+                # The network's vocabulary may exceed the tokenizer's; the rest spells no text.
                 logits = reading.logits()[:, : tokenizer.vocab_size]
                 drawn.append(draw(logits, reading.uniforms[:, step], *how))
                 reading.follow(drawn[-1])
             for row, tokens in zip(reading.rows, torch.stack(drawn, 1).tolist(), strict=True):
                 for token in tokens:
-                    if row.reason is None:  # what follows its end belongs to nothing
+                    if row.reason is None:  # tokens drawn after the end are dropped
                         row.take(token)
             is_enough = hear is not None and hear([row.ids for row in rows])
             if not reading.drop_finished() or is_enough:
@@ -162,8 +162,8 @@ def generate(
 
 
 class Stops:
-    """Ends of a completion: tokens, texts that are looked for in what is decoded, and the number of
-    learned positions."""
+    """Stop conditions of a completion: tokens, texts found in the decoded completion, and the
+    number of learned positions."""
 
     def __init__(
         self, tokenizer: TextTokenizer, stop: Sequence[str], limit: int | None = None
@@ -179,7 +179,7 @@ class Stops:
                 self.texts.append(text)
 
     def position_in(self, ids: list[int]) -> int | None:
-        """Return the character at which the first stop text begins; `None` where there is none."""
+        """Return the character at which the first stop text begins; `None` without a match."""
         if not self.texts:
             return None
         text = self.tokenizer.decode_continuation(ids)
@@ -188,18 +188,18 @@ class Stops:
 
 
 class _Row:
-    """One prompt and what follows it so far."""
+    """One prompt and its completion so far."""
 
     def __init__(self, ids: list[int], key: int, options: GenerationOptions, stops: Stops) -> None:
         self.options, self.stops = options, stops
         self.uniforms = rng_for(options.seed, 0, key).random(options.max_new_tokens)
-        self.context = ids  # what the next token follows
+        self.context = ids  # prompt and completion so far
         self.ids: list[int] = []
         self.num_characters: int | None = None
         self.reason: int | None = None
 
     def take(self, token: int) -> None:
-        """Go on by one token, or end; a RuntimeError where there is none."""
+        """Append a token, or end the row; RuntimeError for `NO_TOKEN`."""
         if token == NO_TOKEN:
             raise RuntimeError(NOT_FINITE)
         self.reason = self.stops.reason_of_token.get(token)
@@ -217,9 +217,10 @@ class _Row:
 
 
 class _Reading:
-    """The rows that a network reads at the moment, and the logits of what follows them.
+    """Batch of unfinished rows, and the network's logits of their next tokens.
 
-    Rows end together, padded at the left, and each position is read once.
+    Rows are padded on the left, so that all end together; a cache makes the network read each
+    position once.
     """
 
     def __init__(self, network: Network, rows: list[_Row], device: torch.device) -> None:
@@ -237,21 +238,21 @@ class _Reading:
         self.ids, self.places = ids.to(device), places.clamp(min=0)
 
     def logits(self) -> Tensor:
-        """Read what is next, and return the logits [rows, V] of what follows."""
+        """Run the network on the next input; return the logits [rows, V] of the next tokens."""
         hidden = self.network(self.ids, self.places, None, True, self.cache, mask=self.mask)
         return self.network.head(hidden[:, -1])  # type: ignore[operator]
 
     def follow(self, tokens: Tensor) -> None:
-        """Read these tokens [rows] next."""
-        # Rows that are finished go on until they are dropped, at the last place if need be.
+        """Make these tokens [rows] the next input."""
+        # Finished rows continue until they are dropped, at the last position if necessary.
         self.places = self.lengths.clamp(max=self.last)[:, None]
         self.ids, self.lengths = tokens.clamp(min=0)[:, None], self.lengths + 1
         if self.mask is not None:
-            self.mask = torch.cat([self.mask, self.ids >= 0], dim=1)  # each is one more
+            self.mask = torch.cat([self.mask, self.ids >= 0], dim=1)  # appends True
 
     def drop_finished(self) -> bool:
-        """Read rows that are finished no more, and return whether others are left. It copies the
-        cache, which is worth it where half of them are."""
+        """Return whether unfinished rows are left. Finished rows are dropped once they are half of
+        all, as dropping copies the cache."""
         going = [i for i, row in enumerate(self.rows) if row.reason is None]
         if going and 2 * len(going) <= len(self.rows):
             index = torch.tensor(going, device=self.device)
@@ -266,16 +267,16 @@ class _Reading:
 def draw(
     logits: Tensor, uniforms: Tensor, temperature: float, top_k: int | None, top_p: float
 ) -> Tensor:
-    """Return one token per row [R] int64: the most probable at temperature 0, else a drawn one,
-    and `NO_TOKEN` where the logits are not finite.
+    """Return one token per row [R] int64: the most probable at temperature 0, else a random one;
+    `NO_TOKEN` if logits are not finite.
 
-    The distribution is float64, its sums are of whole `UNITS`, and a token is the place of its
-    row's number in them: a draw depends on nothing but its own row.
+    Probabilities are float64 and summed in integer `UNITS`; the row's uniform number is looked up
+    in the sums, so that a draw depends only on its own row.
 
     Args:
         logits: [R, V].
-        uniforms: [R] float64 in [0, 1), of each row.
-        temperature: this and the others as in `GenerationOptions`.
+        uniforms: [R] float64 in [0, 1), one per row.
+        temperature, top_k, top_p: as in `GenerationOptions`.
     """
     is_sound = logits.amin(1).isfinite() & logits.amax(1).isfinite()
     if temperature == 0:
@@ -283,17 +284,17 @@ def draw(
     probabilities, tokens = filtered(logits, temperature, top_k, top_p)
     sums = (probabilities * UNITS).long().cumsum(1)  # [R, V]
     places = torch.searchsorted(sums, (uniforms[:, None] * sums[:, -1:]).long(), right=True)
-    places.clamp_(max=logits.shape[1] - 1)  # where the logits are no numbers
+    places.clamp_(max=logits.shape[1] - 1)  # for logits of NaN
     return (places if tokens is None else tokens.gather(1, places))[:, 0].where(is_sound, NO_TOKEN)
 
 
 def filtered(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the probabilities [R, V] float64 of a draw, 0 for tokens left out, and their tokens,
-    the most probable first; `None` where they stand in their order.
+    """Return probabilities [R, V] float64, 0 for excluded tokens, and their tokens, the most
+    probable first; `None` if all tokens stay in the order of their ids.
 
-    `top_p` counts shares of what `top_k` leaves. Equal tokens are taken in their order.
+    `top_p` applies to the probabilities that `top_k` leaves. Ties are in the order of ids.
 
     Source: Fan et al. 2018 (top-k); Holtzman et al. 2020, section 3.1 (nucleus).
     """
@@ -310,14 +311,13 @@ def filtered(
 
 @torch.no_grad()
 def score(hidden: Tensor, weight: Tensor, batch: ChoiceBatch) -> dict[str, Tensor]:
-    """Return the scores of all choices of a batch by its hidden states [R, T, D] and the head's
-    weight [V, D]: `scores` [B, C] float64, the natural logarithm of the probability of each
-    continuation after its prompt, NaN where the sample has fewer choices, `num_tokens` [B, C] int64
-    of it, and `is_greedy` [B, C] bool, whether each of them is the most probable one.
+    """Return the scores of all choices of a batch.
 
-    A continuation's tokens are the labels of its document; the datamodule decides which they are,
-    see `datamodules.text.prompts.joint_tokens`.
-    """
+    These are `scores` [B, C] float64, the log-probability in nats of each continuation after its
+    prompt, NaN for missing choices; `num_tokens` [B, C] int64; and `is_greedy` [B, C] bool, whether
+    all its tokens are the most probable ones. A continuation's tokens are the labels of its
+    document, see `datamodules.text.prompts.joint_tokens`. Args: hidden [R, T, D]; head's weight
+    [V, D]."""
     places = (batch["labels"] != IGNORED).flatten().nonzero()[:, 0]
     _, nats = nats_at(hidden, weight, batch["labels"], places)
     is_missed = most_probable(hidden, weight, places) != batch["labels"].flatten()[places]

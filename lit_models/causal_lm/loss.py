@@ -1,7 +1,7 @@
-"""Loss of a language model, its logits never held whole, and its exact metrics.
+"""Loss of a language model, computed in chunks of logits, and its exact metrics.
 
-Shapes: R rows, T positions, N positions with a target, n of a chunk, D hidden, V vocabulary, W the
-vocabulary as it is multiplied.
+Shapes: R rows, T positions, N positions with a target, n of these in a chunk, D hidden, V
+vocabulary, W vocabulary padded for the products.
 """
 
 import math
@@ -17,31 +17,30 @@ from torch.autograd.function import once_differentiable
 from datamodules.core.batches import IGNORED, TERM, TextBatch
 from lit_models.training.metrics import LossSum, SumCount
 
-# The logits of one chunk take up to so much; on a GPU a share of its memory, for each chunk reads
-# and writes the sum of the head's gradients; on a CPU a chunk is also short enough to stay near its
-# cores, see the card.
+# Maximum size of a chunk's logits. On a GPU it is a share of the memory, as each chunk reads and
+# writes the accumulated gradient of the head; on a CPU the rows are limited, too, to fit the cache.
 CHUNK_BYTES, CHUNKS_IN_GPU = 256 << 20, 32
 CHUNK_ROWS_ON_CPU = 512
-# Rows of logits begin at multiples of so many numbers: on a GPU others take slower kernels.
+# The vocabulary is padded to a multiple of this: other sizes take slower kernels on a GPU.
 PADDED_TO_ON_CPU, PADDED_TO_ON_GPU = 1, 128
-# Logits up to this size are left to torch's own few kernels, whose calls are what then costs time.
+# Logits up to this size take PyTorch's few kernels, as the number of calls then limits the speed.
 SMALL_BYTES = 4 << 20
 
 
 def language_model_loss(
     hidden: Tensor, head_weight: Tensor, batch: TextBatch, compiles: bool = False
 ) -> LossSum:
-    """Return the cross-entropy in nats of the target tokens of weight-1 samples, and their number.
+    """Return the summed cross-entropy in nats over the targets of weight-1 samples, and the count.
 
     Args:
         hidden: [R, T, D].
         head_weight: [V, D].
-        batch: its labels, `sample_index`, `weight` and `num_targets`.
-        compiles: large logits and their gradients are computed by torch.compile.
+        batch: uses its `labels`, `sample_index`, `weight` and `num_targets`.
+        compiles: compute large logits and their gradients with torch.compile.
     """
     is_used = batch["weight"][batch["sample_index"]] > 0
     is_target = is_used & (batch["labels"] != IGNORED)
-    count = is_target.sum(dtype=torch.float64)  # not the plan's, which it thereby checks
+    count = is_target.sum(dtype=torch.float64)  # counted again, which checks the plan's number
     num_logits = hidden.shape[0] * hidden.shape[1] * head_weight.shape[0]
     if num_logits * head_weight.element_size() <= SMALL_BYTES:
         logits = F.linear(hidden, head_weight).flatten(0, 1)
@@ -55,8 +54,8 @@ def language_model_loss(
 
 
 def sample_nats(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -> tuple[LossSum, Tensor]:
-    """Return the sum of `language_model_loss`, and the mean nats per target of each sample [B]
-    float64, 0 where it has none. Arguments as there."""
+    """Return the result of `language_model_loss`, and each sample's mean nats per target [B]
+    float64, 0 without targets. Args: as in `language_model_loss`."""
     index = batch["sample_index"]
     is_target = (batch["weight"][index] > 0) & (batch["labels"] != IGNORED)
     places = _places(is_target, batch)
@@ -68,16 +67,16 @@ def sample_nats(hidden: Tensor, head_weight: Tensor, batch: TextBatch) -> tuple[
 
 
 def _places(is_target: Tensor, batch: TextBatch) -> Tensor:
-    """Return the positions [N] of the targets in the flattened rows; the batch knows their number,
-    for which a GPU would have to be waited for."""
+    """Return the targets' positions [N] in the flattened rows; the batch has their number, so that
+    a GPU need not synchronize."""
     return torch.nonzero_static(is_target.flatten(), size=batch["num_targets"][TERM]).squeeze(1)
 
 
 def nats_at(
     hidden: Tensor, head_weight: Tensor, labels: Tensor, places: Tensor, compiles: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum [] and the nats [N] of ascending positions [N] of the flattened rows, of
-    hidden states [R, T, D], a head [V, D] and labels [R, T] int64."""
+    """Return the sum [] and the nats [N] of the targets at ascending positions [N] of the flattened
+    rows. Args: hidden states [R, T, D], head [V, D], labels [R, T] int64."""
     rows, targets = hidden.flatten(0, 1), labels.flatten()
     if len(places) < len(rows):
         rows, targets = rows.index_select(0, places), targets.index_select(0, places)
@@ -85,7 +84,7 @@ def nats_at(
 
 
 def most_probable(hidden: Tensor, head_weight: Tensor, places: Tensor) -> Tensor:
-    """Return the most probable tokens [N] int64 at places; arguments as of `nats_at`."""
+    """Return the most probable tokens [N] int64 at `places`. Args: as in `nats_at`."""
     rows = hidden.flatten(0, 1).index_select(0, places)
     parts = rows.split(_chunk_rows(rows, head_weight))
     return torch.cat([F.linear(part, head_weight).argmax(1) for part in parts])
@@ -94,16 +93,16 @@ def most_probable(hidden: Tensor, head_weight: Tensor, places: Tensor) -> Tensor
 class _ChunkedNats(torch.autograd.Function):
     """Sum [] and nats [N] of rows of hidden states, chunk by chunk.
 
-    A chunk's logits are turned into the gradients while they are there: nothing is computed twice,
-    and no tensor but those of the shape of the head's weight grows with the vocabulary.
+    The forward pass turns a chunk's logits into gradients at once: nothing is computed twice, and
+    besides one chunk only tensors of the shape of the head's weight grow with the vocabulary.
     """
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, keeps_graph: bool, compiles: bool
     ) -> tuple[Tensor, Tensor]:
-        """Args: rows [N, D]; weight [V, D]; targets [N] int64; keeps_graph: gradients are due;
-        compiles: by `compiled_chunk`."""
+        """Args: rows [N, D]; weight [V, D]; targets [N] int64; keeps_graph: gradients are needed;
+        compiles: use `compiled_chunk`."""
         wants_rows, wants_weight = (keeps_graph and wanted for wanted in ctx.needs_input_grad[:2])
         device = rows.device.type
         dtype = torch.promote_types(rows.dtype, weight.dtype)  # of the products
@@ -136,8 +135,8 @@ class _ChunkedNats(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # In rows, as parameters are, whatever the order of what was kept: at once, since a further
-        # copy would be as large as the head. A factor without a dimension would be rounded to half.
+        # The product is written as contiguous rows, like parameters, as a later copy would be as
+        # large as the head. A 0-dim factor would be rounded to half precision: it gets a dimension.
         gradients: list[Tensor | None] = [None] * 5
         for place, (kept, dtype) in enumerate(zip(ctx.saved_tensors, ctx.dtypes, strict=True)):
             if kept is not None:
@@ -147,7 +146,7 @@ class _ChunkedNats(torch.autograd.Function):
 
 
 def _chunk_rows(rows: Tensor, weight: Tensor) -> int:
-    """Return how many rows [N, D] have their logits made at once."""
+    """Return the number of rows per chunk of logits, of rows [N, D]."""
     row_bytes = len(weight) * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
     if rows.device.type == "cpu":
         return max(1, min(CHUNK_BYTES // row_bytes, CHUNK_ROWS_ON_CPU))
@@ -155,12 +154,11 @@ def _chunk_rows(rows: Tensor, weight: Tensor) -> int:
     if rows.is_cuda:
         most = torch.cuda.get_device_properties(rows.device).total_memory // CHUNKS_IN_GPU
     number = max(1, -(-len(rows) * row_bytes // most))
-    return max(1, -(-len(rows) // number))  # of equal sizes, for which code is compiled once
+    return max(1, -(-len(rows) // number))  # chunks of equal size compile once
 
 
 def _head(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a head [V, D] in the dtype of the products, filled up with rows of zeros [W, D] in the
-    copy that a change of dtype makes anyway."""
+    """Return a head [V, D] in the dtype of the products, padded with rows of zeros [W, D]."""
     more = -len(weight) % (PADDED_TO_ON_CPU if weight.device.type == "cpu" else PADDED_TO_ON_GPU)
     if not more:
         return weight.to(dtype)
@@ -172,18 +170,19 @@ def _head(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def chunk_nats(
     rows: Tensor, head: Tensor, targets: Tensor, num_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """Return nats [n], and their sum's gradient for the logits [n, W], of rows [n, D] with targets
-    [n, 1] int64 and a head [W, D] of `num_tokens` tokens."""
+    """Return nats [n], and the gradient of their sum for the logits [n, W].
+
+    Args: rows [n, D], head [W, D], targets [n, 1] int64, num_tokens V."""
     logits = F.linear(rows, head)
     dtype, is_compiling = _softmax_dtype(logits.dtype), torch.compiler.is_compiling()
-    logits[:, num_tokens:] = -math.inf  # what fills the head up takes no probability
+    logits[:, num_tokens:] = -math.inf  # padding of the vocabulary has no probability
     in_place = logits.device.type == "cpu" and not is_compiling
     logits = logits.to(dtype) if in_place else logits
     largest, of_target = logits.amax(1).to(dtype), logits.gather(1, targets).squeeze(1).to(dtype)
     softmax = torch.softmax(logits, 1, dtype=dtype, out=logits if in_place else None)
-    rest = softmax.amax(1).log()  # less the logarithm of the sum of exp(logit - largest)
+    rest = softmax.amax(1).log()  # = -log of the sum of exp(logit - largest)
     nats = (largest - of_target) - rest
-    if is_compiling:  # one pass with the above
+    if is_compiling:  # fuses with the lines above
         is_target = torch.arange(len(head), device=targets.device) == targets
         return nats, (softmax - is_target.to(dtype)).to(rows.dtype)
     minus_one = softmax.new_full((), -1).expand(targets.shape)
@@ -192,18 +191,18 @@ def chunk_nats(
 
 @cache
 def compiled_chunk() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `chunk_nats` by torch.compile."""
+    """Return the compiled `chunk_nats`."""
     return torch.compile(chunk_nats, fullgraph=True)
 
 
 def with_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return total + a @ b in a dtype, in place; `None` is 0."""
+    """Return total + a @ b in `dtype`, added in place; `None` counts as 0."""
     if a.dtype == dtype:
         return a @ b if total is None else total.addmm_(a, b)
     if dtype != torch.float32 or a.device.type not in ("cuda", "meta"):
         product = a @ b
         return product.to(dtype) if total is None else total.add_(product)
-    if total is None:  # a GPU need not round the product on its way
+    if total is None:  # a GPU can return the product in `dtype` without rounding it first
         return torch.mm(a, b, out_dtype=dtype)
     return torch.addmm(total, a, b, out_dtype=dtype, out=total)
 
@@ -213,22 +212,22 @@ def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Perplexity(SumCount):
-    """The exponential of the mean nats per token, [] float64; infinity beyond all numbers."""
+    """Exponential of the mean nats per token, [] float64; infinity on overflow."""
 
     def compute(self) -> Tensor:
         return super().compute().exp()
 
 
 class BitsPerByte(SumCount):
-    """Bits per UTF-8 byte of the text that the targets spell: comparable over tokenizers."""
+    """Bits per UTF-8 byte of the targets' text, which is comparable across tokenizers."""
 
     def compute(self) -> Tensor:
         return super().compute() / math.log(2)
 
 
 class TextMetrics(nn.ModuleDict):
-    """The metrics of one split, by the name that they are logged under; bits per byte are left out
-    without the bytes that each token of the tokenizer spells. The network may have more tokens."""
+    """Metrics of one split by log name; without `byte_lengths`, the UTF-8 bytes of each token, bits
+    per byte are left out. `vocab_size` is the network's, which may exceed the tokenizer's."""
 
     def __init__(self, byte_lengths: Any, vocab_size: int) -> None:
         super().__init__({"loss": SumCount(), "perplexity": Perplexity()})
@@ -240,7 +239,7 @@ class TextMetrics(nn.ModuleDict):
         self.register_buffer("byte_lengths", table, persistent=False)
 
     def add_batch(self, nats: LossSum, batch: TextBatch) -> None:
-        """Add the sum over the targets of a batch that count, and their number."""
+        """Add a batch's summed nats and number of targets."""
         for name in ("loss", "perplexity"):
             self[name].update(*nats)
         if "bits_per_byte" in self:

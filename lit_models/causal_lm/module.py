@@ -51,12 +51,12 @@ NO_FUNCTION = {
 
 @dataclass(frozen=True)
 class ComputationOptions:
-    """How a network is computed; the result is the same but for rounding.
+    """Compilation and activation checkpointing; they change results only by rounding.
 
     Args:
         compile: compile each block, and the loss of large logits.
-        activation_checkpointing: keep only the inputs of blocks for the backward pass, a third more
-            work; `selective` keeps products and attention too, half of all, for little work.
+        activation_checkpointing: recompute blocks in the backward pass, a third more work;
+            `selective` keeps results of products and attention, half of all, for little work.
     """
 
     compile: bool = False
@@ -64,15 +64,15 @@ class ComputationOptions:
 
 
 def start_weights(module: Any, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the weights that `init_from` of a module takes, and new adapters where it has none.
+    """Return the weights of an `init_from` checkpoint, plus new adapters that it lacks.
 
     Raises:
-        ValueError: it is of other tokens or another network, or has adapters and this run none.
+        ValueError: tokenizer or network differ, or the checkpoint has adapters and this run none.
     """
     trained = checkpoint.get(module.recipe_key)  # `None` in a checkpoint of another family
     source = f"model.init_from {module.init_from}"
     if trained is not None:
-        if trained.get("lora") and not module.recipe["lora"]:  # which older ones may lack
+        if trained.get("lora") and not module.recipe["lora"]:  # older recipes may lack the key
             raise ValueError(
                 f"{source} was trained with LoRA, and this run has none; `unisono export` "
                 "merges it: give that folder."
@@ -89,10 +89,10 @@ class LitCausalLM(ExactModule):
         lr_scheduler: factory; `None` keeps the rate constant.
         network: name of a preset, such as depth-12, or the shape of a decoder.
         pretrained: folder of a Hugging Face model to start from, instead of `network`.
-        lora: adapters on named layers; everything else stands still.
-        freeze: patterns of names of parameters that are frozen.
-        generation: what prediction does with prompts.
-        computation: compiling and recomputing blocks.
+        lora: adapters on named layers; all other weights are frozen.
+        freeze: name patterns of parameters to freeze.
+        generation: how prediction completes or scores prompts.
+        computation: compilation and activation checkpointing.
         init_from: checkpoint to take weights from.
 
     Raises:
@@ -133,8 +133,8 @@ class LitCausalLM(ExactModule):
         return self.network.blocks()
 
     def flops(self, lengths: np.ndarray) -> float:
-        """As ExactModule, and attention in whole documents as if it were not causal: 6 N + 12 L D T
-        a token, of N weights, L layers, T positions of its document."""
+        """As in ExactModule, plus attention within documents, counted as if not causal: per token
+        6 N + 12 L D T for N weights, L layers, and T positions of its document."""
         width = len(self.blocks()) * self.network.embedding.weight.shape[1]
         return super().flops(lengths) + 12 * width * float((lengths**2).sum())
 
@@ -149,16 +149,16 @@ class LitCausalLM(ExactModule):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer that the model was trained with; there after `setup`."""
+        """The tokenizer of the model's training; available after `setup`."""
         return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
     def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
-        """Return the checkpoint's recipe, or in a training one for the data by today's options.
+        """Return the checkpoint's recipe; in training, a new one from the data and the options.
 
         Raises:
-            FileNotFoundError: there is no folder of `pretrained`.
-            ValueError: data and network do not fit each other, a target of LoRA fits no layer, or
-                the weights of the checkpoint mean something else with today's options.
+            FileNotFoundError: the folder `pretrained` does not exist.
+            ValueError: data and network do not fit each other, a LoRA target matches no layer, or
+                the checkpoint's weights do not fit the new recipe.
         """
         if trained is not None and not self.is_training_run:
             return trained
@@ -167,7 +167,7 @@ class LitCausalLM(ExactModule):
             size = self.config.vocab_size or tokenizer.vocab_size
             network = replace(self.config, vocab_size=size).recipe
         elif trained is not None and not Path(self.pretrained).expanduser().exists():
-            network = trained["network"]  # its folder has gone, and is not needed any more
+            network = trained["network"]  # the folder is gone; the checkpoint suffices
         else:
             network = read_recipe(self.pretrained)
         check_recipe(network, data.context_length, tokenizer.vocab_size)
@@ -186,8 +186,8 @@ class LitCausalLM(ExactModule):
             if is_late or folder is None:
                 self.network = network_from_config(recipe["network"])
             else:
-                # What stands still in fewer bits is read with those of its files: half the memory
-                # on the way for most folders, and the same values.
+                # A frozen base in bfloat16 is loaded in the dtype of its files: the same values,
+                # and for most folders half the memory while loading.
                 is_short = lora is not None and lora["base_dtype"] != "float32"
                 self.network = load_network(folder, None if is_short else torch.float32)
             if lora:
@@ -204,7 +204,7 @@ class LitCausalLM(ExactModule):
         self.val_metrics, self.test_metrics = TextMetrics(*sizes), TextMetrics(*sizes)
 
     def prepare(self, data: Any, is_new: bool) -> None:
-        """Check that the network can take the data; compile and recompute blocks as asked."""
+        """Check that network and data fit; set up compilation and activation checkpointing."""
         if not self.trainer.predicting:
             check_tokens(self.recipe, data.tokenizer.to_dict(), "the model")
             check_recipe(self.recipe["network"], data.context_length, data.tokenizer.vocab_size)
@@ -235,7 +235,7 @@ class LitCausalLM(ExactModule):
     def predict_step(
         self, batch: Any, batch_idx: int, options: GenerationOptions | None = None, hear: Any = None
     ) -> dict[str, Tensor]:
-        """Return completions of a PromptBatch, or scores of a ChoiceBatch, see `generation`."""
+        """Return completions of a PromptBatch, or scores of a ChoiceBatch if mode is `score`."""
         options = options or self.generation
         if options.mode == "score":
             return score(self(batch), self.network.head.weight, batch)
@@ -245,23 +245,23 @@ class LitCausalLM(ExactModule):
     def generate(
         self, prompts: Sequence[str | Sequence[Message]], hear: Any = None, **options: Any
     ) -> list[str]:
-        """Return what follows each prompt.
+        """Return the completion of each prompt.
 
         Args:
             prompts: texts, or chats as lists of messages.
-            hear: as of `generation.generate`, of up to `PROMPTS_AT_ONCE` prompts each time.
-            options: fields of GenerationOptions that shall differ, such as temperature=0.8.
+            hear: callback as in `generation.generate`, for up to `PROMPTS_AT_ONCE` prompts a time.
+            options: fields of GenerationOptions to override, such as temperature=0.8.
 
         Raises:
-            ValueError: a prompt is longer than the network's positions, or a chat's tokenizer has
-                no template.
+            ValueError: a prompt has more tokens than the network has positions, or the tokenizer
+                has no template for a chat.
         """
         chosen = replace(self.generation, mode="generate", **options)
         step = partial(self.predict_step, hear=hear)
         return list(self.completions(self.prompt_dataset(prompts), chosen, step))
 
     def prompt_dataset(self, prompts: Sequence[str | Sequence[Message]]) -> PromptDataset:
-        """Return texts and chats as a dataset; errors as of `generate`."""
+        """Return texts and chats as a dataset; raises as `generate`."""
         prompts = texts_for(self, prompts, are_texts=False)
         rows = [{"prompt" if isinstance(p, str) else "messages": p} for p in prompts]
         limit = most_positions(self.recipe["network"])
@@ -271,7 +271,7 @@ class LitCausalLM(ExactModule):
     def completions(
         self, dataset: PromptDataset, options: GenerationOptions, step: Any = None
     ) -> Iterator[str]:
-        """Yield what follows each prompt. Args: step: the strategy's `predict_step` in a run."""
+        """Yield each prompt's completion. Args: step: in a run, the strategy's `predict_step`."""
         with evaluating(self), torch.no_grad():
             for ids in torch.arange(len(dataset.lengths)).split(PROMPTS_AT_ONCE):
                 batch: Any = {**dataset.batch(ids.numpy(), 0), "sample_id": ids}
@@ -284,8 +284,8 @@ class LitCausalLM(ExactModule):
     def token_nats(
         self, prompt: str | Sequence[Message], answer: Sequence[int] = ()
     ) -> list[tuple[str, float]]:
-        """Return the tokens of a text or a chat, then those of an answer to it, whose numbers are
-        given, and the nats of each after those before it: NaN of a first one that has a text."""
+        """Return (text, nats given the tokens before it) of each token of a prompt and then of an
+        answer's token ids; the first token has NaN, or is left out if it has no text."""
         ids = self.prompt_dataset([prompt]).batch(np.arange(1), 0)["input_ids"]
         ids = torch.cat([ids[0], torch.tensor(answer, dtype=ids.dtype)]).to(self.device)  # [T]
         before, after = ids[None, :-1], ids[1:]
@@ -315,8 +315,8 @@ class LitCausalLM(ExactModule):
 
 
 def _first_weights(recipe: Recipe, source: nn.Module | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and values of a new network's weights when their turn comes: those of a network
-    with values, or drawn ones, and then its adapters'."""
+    """Yield names and values of a new network's weights one by one: those of `source`, or randomly
+    drawn ones, then the adapters'."""
     with torch.device("meta"):
         network = network_from_config(recipe["network"])
     yield from network.drawn() if source is None else source.state_dict().items()
@@ -329,16 +329,16 @@ def _first_weights(recipe: Recipe, source: nn.Module | None) -> Iterator[tuple[s
 def check_same(
     trained: Recipe, recipe: Recipe, source: str = "the checkpoint", is_start: bool = False
 ) -> None:
-    """Refuse weights of other tokens or of another function than those of this run.
+    """Refuse weights that were trained with another tokenizer or network than this run's.
 
-    Rates of dropout may differ, and so may max_positions of rotary positions.
+    Dropout rates may differ, and so may max_positions with rotary positions.
 
     Args:
-        is_start: a training begins with the weights: adapters may be added, the precision of
-            frozen weights may be another, and a head may leave the embedding.
+        is_start: a new training starts from the weights: it may add adapters, change the precision
+            of frozen weights, and untie the head from the embedding.
 
     Raises:
-        ValueError: an option differs; the message names each.
+        ValueError: an option differs; the message lists all that do.
     """
     check_tokens(trained, recipe["tokenizer"], source)
     there, here = _network_facts(trained["network"]), _network_facts(recipe["network"])
@@ -361,7 +361,7 @@ def check_same(
 
 
 def check_tokens(trained: Recipe, tokenizer: dict[str, Any], source: str) -> None:
-    """Refuse data with another tokenizer than that of a recipe."""
+    """Raise ValueError if the data's tokenizer differs from the recipe's."""
     if digest_of(trained["tokenizer"]) != digest_of(tokenizer):
         raise ValueError(
             f"{source} was trained with another tokenizer than that of the data; set "
@@ -372,7 +372,7 @@ def check_tokens(trained: Recipe, tokenizer: dict[str, Any], source: str) -> Non
 
 def _network_facts(network: Recipe) -> dict[str, Any]:
     facts = {"kind": network["kind"], **network["config"]}
-    if network["kind"] == "own" and "positions" in facts:  # else an encoder with a decoder
+    if network["kind"] == "own" and "positions" in facts:  # an encoder-decoder has no `positions`
         config = DecoderConfig(**network["config"])
         facts |= {"num_kv_heads": config.kv_heads, "feed_forward": config.inner_size}
         facts.pop("max_positions" if config.positions == "rotary" else "rope_theta")
@@ -381,13 +381,13 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
 
 
 class Samples(Callback):
-    """Completes some prompts every few optimizer steps; the training goes on as if it had not.
+    """Completes prompts every few optimizer steps, without any effect on the training.
 
     Args:
-        prompts: texts to go on from; an empty one begins a document.
+        prompts: texts to complete; an empty one starts a document.
         every_n_steps: optimizer steps between samples.
-        generation: how; `None` draws 200 tokens at temperature 0.8.
-        prints_last: print what the model writes after the first prompt when training has ended.
+        generation: options; `None` draws 200 tokens at temperature 0.8.
+        prints_last: print the completion of the first prompt at the end of training.
 
     Raises:
         ValueError: no prompt, or an interval below 1; at the start of training, no TensorBoard
@@ -420,14 +420,14 @@ class Samples(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step, before = trainer.global_step, self._seen_step
-        self._seen_step = step  # the same in the middle of an accumulation
+        self._seen_step = step  # does not change between accumulated micro-batches
         if step == before or step % self.every_n_steps or not boards(trainer):
             return
         step_of = trainer.strategy.predict_step
         texts = list(pl_module.completions(self.dataset, self.options, step_of))
         for board in boards(trainer) if trainer.is_global_zero else []:
             for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
-                block = f"```\n{prompt}{text}\n```"  # of code: it keeps the lines
+                block = f"```\n{prompt}{text}\n```"  # a code block keeps line breaks
                 board.experiment.add_text(f"samples/{number}", block, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -441,5 +441,5 @@ class Samples(Callback):
 
 
 def boards(trainer: Trainer) -> list[TensorBoardLogger]:
-    """Return the loggers that take text."""
+    """Return the trainer's TensorBoard loggers."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -1,4 +1,4 @@
-"""A decoder that covers GPT-2 and Llama, and attention in which documents of a row are apart.
+"""Decoder that covers GPT-2 and Llama; attention that keeps the documents of a row apart.
 
 Shapes: R rows, T positions, S positions so far, D hidden, H heads, G key and value heads, K head
 size, V vocabulary.
@@ -23,33 +23,33 @@ from lit_models.training.metrics import evaluating
 from lit_models.training.sharding import TensorSplit
 
 INITIAL_STD = 0.02
-DOCUMENT_LENGTHS = (3, 4)  # of the row of the self-test, and a padding position after them
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest value
+DOCUMENT_LENGTHS = (3, 4)  # in the row of the self-test, which ends with a padding position
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}  # relative to the largest value
 HALF_TOLERANCE = 0.1
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-Rotation = tuple[Tensor, Tensor] | None  # of `rotations`; `None` where positions are learned
+Rotation = tuple[Tensor, Tensor] | None  # from `rotations`; `None` with learned positions
 PRODUCTS = re.compile(r"\w+::(mm|addmm|_scaled_dot_product\w+|_varlen_attn)(\.|$)")
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The shape of a decoder.
+    """Shape of a decoder.
 
     Args:
-        vocab_size: rows of the embedding; `None` takes the tokenizer's.
-        max_positions: longest document. Learned positions end there; rotary ones go on, at contexts
-            that the network was not trained for.
+        vocab_size: rows of the embedding; `None` takes the tokenizer's size.
+        max_positions: longest document. Learned positions end there; rotary positions continue, but
+            the network is not trained for such contexts.
         hidden_size: D.
         num_layers: blocks.
         num_heads: H.
         num_kv_heads: G, a divisor of H; `None` is H.
         feed_forward: inner width; `None` is 4 D, or 8/3 D for swiglu.
         norm: RMSNorm or LayerNorm.
-        norm_eps: its epsilon.
+        norm_eps: epsilon of the norms.
         positions: rotary, or a learned table of max_positions rows.
         rope_theta: base of the rotary frequencies.
         activation: swiglu, or gelu in its tanh form.
-        bias: of linear layers and LayerNorm; keys have none, where it changes nothing.
+        bias: of linear layers and LayerNorm; not of keys, where it would have no effect.
         tied: the head shares the embedding's weights.
         dropout: after embedding, attention and feed-forward, 0 to below 1.
 
@@ -137,10 +137,10 @@ PRESETS = {
 
 
 def preset(name: str) -> DecoderConfig:
-    """Return the decoder of a name of `PRESETS`, or of depth-N: N layers, 64 N wide, with N heads.
+    """Return a decoder of `PRESETS`, or depth-N: N layers, hidden size 64 N, N heads.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no preset of this name.
     """
     if found := re.fullmatch(r"depth-([1-9]\d*)", name):
         depth = int(found[1])
@@ -152,13 +152,13 @@ def preset(name: str) -> DecoderConfig:
 
 
 class Documents(NamedTuple):
-    """Which positions may see each other, computed once per batch and used by every layer."""
+    """Which positions may attend to each other, built once per batch for all layers; without
+    `bounds` and `mask`, every row is one document."""
 
     bounds: tuple[Tensor, int] | None = None  # of the documents, see `document_bounds`
-    # [R, 1, T, S], bool, true where a position sees another, or 0 there and minus infinity
-    # elsewhere; `None` as `bounds` are where every row is one document.
+    # [R, 1, T, S]: bool, true where a position attends; or additive, 0 there, else -infinity.
     mask: Tensor | None = None
-    # Of the layer, puts the keys and values before these in front of them (generation).
+    # In generation, prepends the layer's cached keys and values to the new ones.
     past: Callable[[Tensor, Tensor], Sequence[Tensor]] | None = None
 
 
@@ -169,18 +169,18 @@ def documents_of(
     as_mask: bool = False,
     bounds: tuple[Tensor, int] | None = None,
 ) -> Documents:
-    """Return which positions see each other.
+    """Return which positions may attend to each other.
 
-    On a CPU documents are computed one by one, which costs no more than their own positions. On a
-    GPU one kernel does so, see `has_flash`, or a mask says the same. It is made once for all
-    layers, of numbers: of one of bool each layer would keep numbers for the backward pass.
+    On a CPU, attention runs per document, which costs no more than the documents' own positions. On
+    a GPU one kernel does so, see `has_flash`; otherwise an additive mask replaces it. The mask is
+    shared by all layers; from a bool mask each layer would save its own copy for the backward pass.
 
     Args:
-        document_ids: [R, T] int64, ascending in a row; -1 = padding, at its end.
-        like: of the dtype of hidden states; under autocast products have that of autocast.
+        document_ids: [R, T] int64, ascending within a row; -1 = padding at the end.
+        like: tensor with the dtype of hidden states; under autocast, products have autocast's.
         head_size: K.
-        as_mask: a mask on a CPU too.
-        bounds: document_bounds and longest_document of the batch; else a GPU is waited for.
+        as_mask: use a mask on a CPU, too.
+        bounds: document_bounds and longest_document of the batch; `None` makes a GPU synchronize.
     """
     device, dtype = document_ids.device, like.dtype
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
@@ -200,8 +200,8 @@ def documents_of(
 
 
 def has_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return whether torch's `varlen_attn` can compute attention: it is for half precision on a
-    GPU of compute capability 8 or more. Where equal bits are asked for, a mask is taken."""
+    """Return whether PyTorch's `varlen_attn` can be used: in half precision, on a GPU of compute
+    capability 8 or more, and not with deterministic algorithms."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return False
     fits = dtype in HALF_DTYPES and head_size % 8 == 0 and head_size <= 256
@@ -210,16 +210,17 @@ def has_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
 
 
 class KeyValueCache:
-    """Keys and values [R, G, S, K] that each layer has read; they grow by concatenation, and
-    gradients pass through them. Where none do, new positions are written into `room` behind the
-    others: one more copies nothing. After the first call one position follows at a time."""
+    """Keys and values [R, G, S, K] of each layer so far.
+
+    With gradients they grow by concatenation. Without, memory for `room` more positions is
+    reserved, so that a new position copies nothing. After the first call, T must be 1."""
 
     def __init__(self, num_layers: int, room: int = 0) -> None:
         self.room, self.lengths = room, [0] * num_layers
         self.layers: list[list[Tensor]] = [[] for _ in range(num_layers)]  # [R, G, S + room, K]
 
     def extended(self, layer: int, *new: Tensor) -> list[Tensor]:
-        """Keep keys and values [R, G, T, K] of new positions and return all so far."""
+        """Append keys and values [R, G, T, K] of new positions; return all so far."""
         wholes = self.layers[layer] or [x[:, :, :0] for x in new]
         start, length = self.lengths[layer], self.lengths[layer] + new[0].shape[2]
         for number, x in enumerate(new):
@@ -235,18 +236,18 @@ class KeyValueCache:
         return [whole[:, :, :length] for whole in wholes]
 
     def batch_select_indices(self, rows: Tensor) -> None:
-        """Forget all rows but these, [r] int64."""
+        """Keep only these rows, [r] int64."""
         self.layers = [[whole[rows] for whole in wholes] for wholes in self.layers]
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, documents: Documents, scale: float | None = None
 ) -> Tensor:
-    """Return the attention's output [R, H, T, K] of q [R, H, T, K], k and v [R, G, T, K], of which
-    each head is used by H / G of q; the scale of the scores is by default one over the root of K.
+    """Return grouped-query attention [R, H, T, K] of q [R, H, T, K], k and v [R, G, T, K]; `None`
+    scales scores by 1 / sqrt(K).
     """
     if documents.past is not None:
-        k, v = documents.past(k.to(v.dtype), v)  # under autocast rotated keys are wider
+        k, v = documents.past(k.to(v.dtype), v)  # under autocast rotated keys have a wider dtype
     is_cpu = q.device.type == "cpu"
     if documents.bounds is None:
         return attended(q, k, v, documents.mask, scale, is_cpu)
@@ -254,13 +255,13 @@ def attend(
     q, k, v = (x.transpose(1, 2).flatten(0, 1).to(v.dtype) for x in (q, k, v))  # [R T, H or G, K]
     if is_cpu:
         sizes = [size for size in bounds.diff().tolist() if size]
-        # Split, not sliced: the backward pass of a slice makes a whole tensor of zeros for each.
+        # Split, not sliced: the backward pass of each slice would make a full tensor of zeros.
         each = zip(*(x.transpose(0, 1)[None].split(sizes, dim=2) for x in (q, k, v)), strict=True)
-        # Heads last but one, as the next layer reads them: no further copy.
+        # Heads in the second-last dimension, as the next layer reads them, saves a copy.
         parts = [attended(a, b, c, None, scale, is_cpu).transpose(1, 2) for a, b, c in each]
         output = torch.cat(parts, dim=1)[0]
     else:
-        from torch.nn.attention.varlen import varlen_attn  # takes seconds: it imports the compiler
+        from torch.nn.attention.varlen import varlen_attn  # slow: it imports the compiler
 
         options: Any = {"window_size": (-1, 0), "enable_gqa": q.shape[1] != k.shape[1]}
         options |= {"cu_seq_q": bounds, "cu_seq_k": bounds, "max_q": longest, "max_k": longest}
@@ -271,20 +272,20 @@ def attend(
 def attended(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, is_cpu: bool
 ) -> Tensor:
-    """Return attention under a mask; without one it is causal, or of one position that sees all.
+    """Return attention with a mask; without one it is causal, or T is 1 and attends to everything.
 
-    Heads of q share those of k and v without a copy of these where a fast kernel can: on a CPU,
-    and on a GPU in half precision without a mask. Else one that keeps all scores [R, H, T, T] would
-    come in its place; and under a mask the gradients would have other bits on a CPU.
+    Grouped heads use k and v without copies if a fast kernel can: on a CPU, and on a GPU in half
+    precision without a mask. Otherwise PyTorch would fall back to a kernel that stores all scores
+    [R, H, T, T]; on a CPU with a mask and gradients, the gradients would have other bits.
     """
     share = q.shape[1] // k.shape[1]
-    if share > 1 and q.shape[2] == 1 and not is_cpu:  # its heads are as good as positions
+    if share > 1 and q.shape[2] == 1 and not is_cpu:  # a group's heads act as positions
         q_rghk = q.unflatten(1, (-1, share)).squeeze(3)
         return F.scaled_dot_product_attention(q_rghk, k, v, mask, scale=scale).reshape(q.shape)
     is_plain = mask is None or (is_cpu and not torch.is_grad_enabled())
     if share > 1 and not (is_plain and (is_cpu or v.dtype in HALF_DTYPES)):
         k, v, share = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1), 1
-    # A condition, for where lengths are open to compiled code the comparison is no bool.
+    # A conditional, since in compiled code with dynamic lengths the comparison is not a bool.
     options = {"is_causal": True} if mask is None and q.shape[2] == k.shape[2] else {}
     options["enable_gqa"] = share > 1
     return F.scaled_dot_product_attention(q, k, v, mask, scale=scale, **options)
@@ -301,7 +302,7 @@ def rotations(
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions or none."""
+    """Grouped-query attention, with rotary positions if a rotation is given."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -321,7 +322,7 @@ class Attention(nn.Module):
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
-        # As many as are here: devices may share them, see `Decoder.tensor_plan`.
+        # -1: a tensor group splits the heads over its devices, see `Decoder.tensor_plan`.
         return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 
@@ -344,11 +345,11 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each after a norm and beside a residual path."""
+    """Pre-norm attention and feed-forward, each with a residual connection."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        # Options of torch's `checkpoint`, see `recomputation`; `None` for no such thing.
+        # Options of `torch.utils.checkpoint`, see `recomputation`; `None` recomputes nothing.
         self.recomputes: dict[str, Any] | None = None
         self.attention_norm, self.attention = _norm(config), Attention(config)
         self.attention_dropout = nn.Dropout(config.dropout)
@@ -369,7 +370,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to hidden states, and to logits by `head`."""
+    """Decoder from tokens to hidden states; `head` maps these to logits."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -397,10 +398,10 @@ class Decoder(nn.Module):
         return nn.init.normal_(weight, std=INITIAL_STD / depth**0.5)
 
     def drawn(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and first weights of a network on `meta`, each drawn on the host when its
-        turn comes: those that its constructor would have drawn there."""
+        """Yield names and initial weights of a network on `meta`, each drawn on the CPU when it is
+        yielded; equal to the weights that the constructor draws on the CPU."""
         for part in self.modules():
-            if hasattr(part, "reset_parameters"):  # as each layer's constructor does
+            if hasattr(part, "reset_parameters"):  # the same draws as in each layer's constructor
                 copy.deepcopy(part).to_empty(device="cpu").reset_parameters()
         for name, parameter in self.named_parameters():
             yield name, self._draw(name, torch.empty_like(parameter, device="cpu"))
@@ -413,7 +414,7 @@ class Decoder(nn.Module):
         return list(self.layers)
 
     def tensor_plan(self) -> dict[str, TensorSplit]:
-        """Return how devices share the layers: heads of attention, channels of feed-forward."""
+        """Return how a tensor group splits the layers: attention heads, feed-forward channels."""
         units = {
             "heads": ("num_heads", self.config.num_heads),
             "groups": ("num_kv_heads", self.config.kv_heads),
@@ -430,15 +431,15 @@ class Decoder(nn.Module):
         }
 
     def recompute_blocks(self, keeps_products: bool = False) -> None:
-        """Keep less in training, and compute it again in the backward pass, see `recomputation`."""
+        """Recompute activations in the backward pass, see `recomputation`."""
         for layer in self.layers:
             layer.recomputes = recomputation(keeps_products)
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile each block whole and in place, which leaves names and parameters as they are.
+        """Compile each block in place as one graph, without changes to names and parameters.
 
-        Documents are then told apart by a mask on a CPU too: code for the documents of one batch
-        would not fit the next.
+        Documents are then separated by a mask on a CPU, too, since code compiled for the documents
+        of one batch would not fit the next.
         """
         self.is_compiled = True
         compile_whole(self.layers, backend)
@@ -457,16 +458,16 @@ class Decoder(nn.Module):
         mask: Tensor | None = None,
         bounds: tuple[Tensor, int] | None = None,
     ) -> Tensor:
-        """Return the hidden states [R, T, D] from which `head` makes logits.
+        """Return the hidden states [R, T, D], which `head` maps to logits.
 
         Args:
-            input_ids: [R, T] int64; `None` where `inputs_embeds` are given.
+            input_ids: [R, T] int64; `None` with `inputs_embeds`.
             position_ids: [R, T] int64, from 0 in every document.
-            document_ids: [R, T] int64, ascending in a row, -1 = padding; `None` with a cache.
-            has_single_documents: no row holds two documents, so causal attention over it is enough.
-            cache: of `new_cache`, where every row is one document; `position_ids` go on from it.
-            inputs_embeds: [R, T, D], rows of `embedding` or anything else in their place.
-            mask: [R, S] bool, with a cache: false at padding, which stands before each row.
+            document_ids: [R, T] int64, ascending within a row, -1 = padding; `None` with a cache.
+            has_single_documents: no row holds two documents, so that causal attention suffices.
+            cache: from `new_cache`, one document per row; `position_ids` continue from its end.
+            inputs_embeds: [R, T, D], rows of `embedding` or other vectors in their place.
+            mask: [R, S] bool, only with a cache: false at padding, which is on the left.
             bounds: of the documents, see `documents_of`.
         """
         hidden = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds  # [R, T, D]
@@ -474,7 +475,7 @@ class Decoder(nn.Module):
         if document_ids is not None and not has_single_documents:
             how = (self.config.head_size, self.is_compiled, bounds)
             documents = documents_of(document_ids, hidden, *how)
-        elif mask is not None:  # the newest T see themselves, and what precedes and is no padding
+        elif mask is not None:  # new positions attend to themselves and to unpadded previous ones
             places = torch.arange(mask.shape[1], device=mask.device)
             new = places[-position_ids.shape[1] :, None]
             documents = Documents(mask=(mask[:, None, None, :] & (places < new)) | (places == new))
@@ -493,16 +494,16 @@ class Decoder(nn.Module):
 
 
 def compile_whole(blocks: Iterable[nn.Module], backend: str | Callable[..., Any]) -> None:
-    """Compile each block in place; an error where it is not all of it that can be."""
-    torch.compiler.reset()  # the codes of earlier networks would count towards torch's limit
+    """Compile each block in place as one graph; compilation fails at a graph break."""
+    torch.compiler.reset()  # compiled code of earlier networks would count towards PyTorch's limit
     for block in blocks:
         block.compile(backend=backend, fullgraph=True)
 
 
 def recomputation(keeps_products: bool) -> dict[str, Any]:
-    """Return options of torch's `checkpoint`, with which the inputs of blocks alone are kept for
-    the backward pass, or what their products and attention return as well: no product is computed
-    twice then. Dropout and all results stay the same."""
+    """Return options of `torch.utils.checkpoint` that save only the inputs of blocks for the
+    backward pass; `keeps_products` also saves the results of matrix products and attention, so that
+    none is computed twice. Dropout and results stay the same."""
 
     def policy(_: Any, operation: Any, *args: Any, **options: Any) -> checkpoint.CheckpointPolicy:
         is_kept, choices = PRODUCTS.match(operation.name()), checkpoint.CheckpointPolicy
@@ -519,20 +520,20 @@ def _norm(config: DecoderConfig) -> nn.Module:
 
 
 def as_written(network: Any) -> AbstractContextManager[Any]:
-    """Run a compiled network as it is written: every new length would compile it once more."""
-    if not network.is_compiled:  # what says so would import the compiler
+    """Run a compiled network in eager mode, since every new length would compile it once more."""
+    if not network.is_compiled:  # set_stance would import the compiler
         return nullcontext()
     return torch.compiler.set_stance("force_eager")
 
 
 def check_isolation(network: Any) -> None:
-    """Raise RuntimeError for a `Decoder` or `PretrainedDecoder`, whole and on any device, in which
-    a document sees its neighbours in the row, or what follows.
+    """Raise RuntimeError if tokens of a `Decoder` or `PretrainedDecoder`, unsharded on any device,
+    depend on other documents of the row or on later tokens.
 
-    A leak does not stop a training: the loss is only a little too low, and wrong. Two documents in
-    a row must have the hidden states that each has alone, and those of one token must have no
-    gradient in the embeddings of the other document or of tokens that follow. Modes, gradients and
-    random numbers stay as they are, and nothing is compiled for the few tokens of this test.
+    Training would not fail with such a leak, but its loss would be wrong and a little too low. Two
+    documents in one row must have the same hidden states as each alone, and a token's hidden state
+    must have no gradient for embeddings of the other document or of later tokens. The test changes
+    no modes, gradients or random numbers, and compiles nothing.
     """
     weight = network.embedding.weight
     places = [torch.arange(length) for length in DOCUMENT_LENGTHS]
@@ -554,7 +555,7 @@ def check_isolation(network: Any) -> None:
 
 
 def _leak(network: Any, packed: list[Tensor]) -> str | None:
-    """Return what a token sees that it must not, of token, position and document ids [1, T]."""
+    """Return a description of the leak, if any. Args: token, position and document ids [1, T]."""
     leaves: list[Tensor] = []
 
     def catch(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
@@ -563,11 +564,11 @@ def _leak(network: Any, packed: list[Tensor]) -> str | None:
 
     with network.embedding.register_forward_hook(catch):
         hidden = network(*packed)  # [1, T, D]
-    # Sums and squares of normed states are constant: each channel gets a weight of its own.
+    # Weights differ by channel, as sums and squares of normed states are constant.
     probe = hidden[0] @ torch.arange(hidden.shape[-1], device=hidden.device).cos().to(hidden)  # [T]
 
     def seen(number: Tensor) -> Tensor:
-        """Return which tokens a number depends on [T] bool; NaN counts as dependence."""
+        """Return which tokens a scalar depends on [T] bool; NaN counts as dependence."""
         return torch.autograd.grad(number, leaves[0], retain_graph=True)[0][0].ne(0).any(-1)
 
     end = 0

@@ -1,10 +1,10 @@
-"""Networks out of folders in the Hugging Face layout, and recipes of networks.
+"""Pretrained networks from folders in the Hugging Face layout; recipes of networks.
 
 A recipe describes a network without its weights, in plain values that a checkpoint keeps:
 {"kind": "own", "config": fields of DecoderConfig} or {"kind": "transformers", "config": content of
-config.json}. So a checkpoint is loaded where the folder has gone.
+config.json}. A checkpoint can therefore be loaded without the folder.
 
-transformers is imported inside functions: it takes seconds.
+transformers is imported inside functions, as its import takes seconds.
 Shapes: R rows, T positions, S positions so far, D hidden, V vocabulary.
 """
 
@@ -34,8 +34,8 @@ from lit_models.training.sharding import TensorSplit
 
 CONFIG, PICKLED = "config.json", (".bin", ".pt", ".pth")
 LARGE_LOGIT, HEAD_TOLERANCE = 1000.0, 0.02
-PACKED = "unisono_packed"  # name of our attention in transformers
-# Whose attention is that of `attend`, but for sliding windows, which stay transformers' own.
+PACKED = "unisono_packed"  # name under which transformers knows `attend`
+# Model types that use `attend`, except in layers with sliding windows.
 PACKED_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 Content = dict[str, Any]  # of a config.json
@@ -43,18 +43,18 @@ Recipe = dict[str, Any]
 
 
 class PretrainedDecoder(nn.Module):
-    """A causal language model of transformers with the interface of `Decoder`.
+    """Causal language model of transformers with the interface of `Decoder`.
 
-    Documents of a row are told apart by our attention where the model's is plain, otherwise by
-    transformers itself, from positions that begin again. Older versions and some models do not:
-    `check_isolation` finds out.
+    `attend` separates the documents of a row for `PACKED_TYPES`; for other models, transformers
+    does so wherever positions restart at 0. Older versions and some models do not, which
+    `check_isolation` detects.
 
     Args:
         model: of a ...ForCausalLM class.
-        content: of its config.json, as it is exported.
+        content: of its config.json; exported unchanged.
 
     Raises:
-        ValueError: the model takes no positions, or does not say where its hidden states are.
+        ValueError: the model takes no position_ids, or has no base_model for its hidden states.
     """
 
     def __init__(self, model: Any, content: Content) -> None:
@@ -68,18 +68,18 @@ class PretrainedDecoder(nn.Module):
                 f"{type(model).__name__} {fault}; take a model with rotary or learned positions, "
                 "such as Llama, Qwen or GPT-2."
             )
-        self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
+        self.model = model.train()  # from_pretrained returns eval mode, which Lightning would keep
         self.content, self.is_compiled = content, False
         self.is_packed = model.config.model_type in PACKED_TYPES
         if self.is_packed:
             _register_attention()
             model.set_attn_implementation(PACKED)
-        if model.config.get_text_config() is not model.config:  # with parts that see images
+        if model.config.get_text_config() is not model.config:  # multimodal: train only the text
             model.requires_grad_(False)
             for part in (model.get_decoder(), self.head):
                 part.requires_grad_(True)
-        # A token of padding is often a text's end as well, which must learn; padding itself is in
-        # no loss.
+        # The padding token is often also the end-of-text token, which must be trained; padding
+        # itself has no loss.
         self.embedding.padding_idx = None
 
     @property
@@ -95,11 +95,11 @@ class PretrainedDecoder(nn.Module):
         return self.model.get_output_embeddings()
 
     def blocks(self) -> list[nn.Module]:
-        """As `repeated_layers`."""
+        """See `repeated_layers`."""
         return repeated_layers(self.model)
 
     def tensor_plan(self) -> dict[str, TensorSplit]:
-        """As `Decoder.tensor_plan`; empty where layers are named otherwise than Llama's."""
+        """As in `Decoder.tensor_plan`; empty if layers do not have Llama's names."""
         config = self.model.config
         if not self.is_packed or config.model_type == "gpt2":
             return {}
@@ -115,17 +115,17 @@ class PretrainedDecoder(nn.Module):
         }
 
     def recompute_blocks(self, keeps_products: bool = False) -> None:
-        """As `Decoder.recompute_blocks`."""
+        """See `Decoder.recompute_blocks`."""
         self.model.activation_checkpointing_enable(recomputation(keeps_products))
 
     def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """As `Decoder.compile_blocks`."""
+        """See `Decoder.compile_blocks`."""
         self.is_compiled = True
         compile_whole(self.blocks(), backend)
 
     def new_cache(self, room: int = 0) -> Any:
-        """Return an empty cache for `forward`, in which layers that see all positions have room for
-        new ones, see `KeyValueCache`."""
+        """Return an empty cache for `forward`; layers without a sliding window reserve room for new
+        positions, see `KeyValueCache`."""
         from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
         class Layer(DynamicLayer):
@@ -152,8 +152,8 @@ class PretrainedDecoder(nn.Module):
         mask: Tensor | None = None,
         bounds: tuple[Tensor, int] | None = None,
     ) -> Tensor:
-        """Return the hidden states [R, T, D] from which `head` makes logits; arguments as of
-        `Decoder.forward`, but that `position_ids` are 0 at padding."""
+        """Return the hidden states [R, T, D], which `head` maps to logits. Args: as in
+        `Decoder.forward`; `position_ids` must be 0 at padding."""
         more: dict[str, Any] = {} if cache is None else {"cache": cache}
         if self.is_packed and document_ids is not None:
             config, more["documents"] = self.model.config, Documents()
@@ -164,8 +164,8 @@ class PretrainedDecoder(nn.Module):
                 more["documents"] = documents_of(document_ids, *how)
             needs_mask = ("sliding_window", "attention_dropout", "attn_pdrop")
             if not any(getattr(config, name, None) for name in needs_mask):
-                # Given none of four dimensions, transformers asks the device whether rows are
-                # packed, and makes one [R, 1, T, T] of which no layer here has any use.
+                # Without a 4-d mask, transformers would synchronize with the device to detect
+                # packed rows, and build a mask [R, 1, T, T] that no layer here uses.
                 mask = document_ids.new_ones(1, 1, 1, 1)
         output = self.model.base_model(
             input_ids=input_ids,
@@ -179,8 +179,8 @@ class PretrainedDecoder(nn.Module):
 
 
 def repeated_layers(model: Any) -> list[nn.Module]:
-    """Return the layers of a model of transformers from the lowest to the highest; a RuntimeError
-    where it does not keep them in one list."""
+    """Return the layers of a transformers model from lowest to highest; RuntimeError if they are
+    not in one ModuleList."""
     config = model.config.get_text_config()
     count, is_plain = config.num_hidden_layers, config is model.config
     for module in (model.base_model if is_plain else model.get_decoder()).modules():
@@ -193,7 +193,7 @@ def repeated_layers(model: Any) -> list[nn.Module]:
 
 
 def _register_attention() -> None:
-    """Make `attend` an attention of transformers, by its public interface."""
+    """Register `attend` through transformers' public attention interface."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -212,12 +212,12 @@ Network = Decoder | PretrainedDecoder
 
 
 def read_recipe(folder: str | Path) -> Recipe:
-    """Return the recipe of a model's folder, from its config.json alone.
+    """Return the recipe of a model's folder; reads only its config.json.
 
     Raises:
-        FileNotFoundError: there is no such folder or no config.json in it.
-        ValueError: config.json is damaged, or transformers has no causal language model of its
-            type, or its weights are quantised.
+        FileNotFoundError: the folder or its config.json does not exist.
+        ValueError: config.json is damaged, transformers has no causal language model of its type,
+            or the weights are quantised.
     """
     from transformers import __version__
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -237,7 +237,7 @@ def read_recipe(folder: str | Path) -> Recipe:
         )
     try:
         model_config(content)
-    except Exception as error:  # of many kinds, such as a TypeError for a size in words
+    except Exception as error:  # any kind, such as a TypeError for a size given as text
         reason = " ".join(str(error).split())
         raise ValueError(
             f"transformers {__version__} refuses config.json of {folder}: {reason[:300]}; "
@@ -247,8 +247,8 @@ def read_recipe(folder: str | Path) -> Recipe:
 
 
 def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
-    """Raise ValueError for documents longer than learned positions, and for a tokenizer larger than
-    the embedding."""
+    """Raise ValueError if context_length exceeds the learned positions, or the tokenizer's
+    vocabulary the embedding."""
     limit = most_positions(recipe)
     if limit is not None and context_length > limit:
         raise ValueError(
@@ -257,7 +257,7 @@ def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
             "network from scratch, or take one with rotary positions."
         )
     config = text_config(recipe)
-    size = config.vocab_size or vocab_size  # an own network takes the tokenizer's
+    size = config.vocab_size or vocab_size  # `None`: an own network takes the tokenizer's size
     if vocab_size > size:
         raise ValueError(
             f"the tokenizer has {vocab_size} tokens and the network embeds {size}; take the "
@@ -266,14 +266,14 @@ def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
 
 
 def text_config(recipe: Recipe) -> Any:
-    """Return the DecoderConfig of a recipe, or transformers' configuration of its text model."""
+    """Return a recipe's DecoderConfig, or transformers' configuration of its text model."""
     if recipe["kind"] == "own":
         return DecoderConfig(**recipe["config"])
     return model_config(recipe["config"]).get_text_config()
 
 
 def most_positions(recipe: Recipe) -> int | None:
-    """Return the number of learned positions; `None` for rotary ones, which go on."""
+    """Return the number of learned positions; `None` for rotary positions, which have no limit."""
     config = text_config(recipe)
     if recipe["kind"] == "own":
         is_rotary, limit = config.positions == "rotary", config.max_positions
@@ -293,8 +293,8 @@ def network_from_config(recipe: Recipe) -> Network:
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Put each parameter on `meta` when it is registered, and no buffer; random numbers stay as
-    they are, though parts of transformers' models draw some."""
+    """Move each parameter, but no buffer, to `meta` when it is registered. Restores the random
+    state, as parts of transformers' models draw random numbers."""
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
         is_whole = parameter is not None and not parameter.is_meta
@@ -309,19 +309,18 @@ def load_network(
 ) -> PretrainedDecoder:
     """Return the network of a model's folder with its weights, on the CPU, in training mode.
 
-    Dropout is 0, whatever config.json says: `exact_dropout` and LoRA have their own.
+    Dropout is 0, whatever config.json says; `exact_dropout` and LoRA have their own dropout.
 
     Args:
-        dtype: of the weights; `None` takes them mapped, as the files have them, or where these hold
-            several dtypes in float32.
+        dtype: of the weights; `None` memory-maps them in the files' dtype, or converts them to
+            float32 if the files have several dtypes.
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a file is damaged, does not fit the others, or the model is of a kind that
-            cannot be computed here.
+        ValueError: a file is damaged or does not fit the others, or the model is not supported.
     """
     content = read_recipe(folder)["config"]
-    weight_files(folder)  # refuses pickles
+    weight_files(folder)  # raises if there are only pickles
     network = PretrainedDecoder(model_of(content, folder, dtype), content)
     is_tied = network.head.weight is network.embedding.weight
     if network.model.config.get_text_config().tie_word_embeddings and not is_tied:
@@ -340,13 +339,13 @@ def model_of(
     auto_class: str = "AutoModelForCausalLM",
     may_lack: str | None = None,
 ) -> Any:
-    """Return a model of transformers with the weights of its folder, without dropout.
+    """Return a transformers model with the weights of its folder, without dropout.
 
     Args:
-        folder: with safetensors; `None` draws the weights, in float32.
-        dtype: of the weights, as of `load_network`.
-        auto_class: class of transformers that chooses the model's.
-        may_lack: beginning of the names of weights that the caller does not use.
+        folder: with safetensors; `None` draws random weights, in float32.
+        dtype: of the weights, as in `load_network`.
+        auto_class: transformers class that chooses the model's class.
+        may_lack: prefix of weights that may be missing, as the caller does not use them.
 
     Raises:
         ValueError: weights are missing or of the wrong shape, or a file is damaged.
@@ -358,8 +357,8 @@ def model_of(
     auto, config = getattr(transformers, auto_class), model_config(content)
     if folder is None:
         return auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    transformers.utils.logging.disable_progress_bar()  # those of all ranks lie over each other
-    kinds: set[torch.dtype] = set()  # of the files, whatever config.json says
+    transformers.utils.logging.disable_progress_bar()  # bars of several ranks would overlap
+    kinds: set[torch.dtype] = set()  # dtypes of the files, whatever config.json says
     try:
         for path in weight_files(folder) if dtype is None else ():
             kinds |= {tensor.dtype for tensor in load_file(path).values()}  # mapped, not read
@@ -371,7 +370,7 @@ def model_of(
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, in fewer words
+            ignore_mismatched_sizes=True,  # refused below, with a shorter message
         )
     except SafetensorError as error:
         raise ValueError(
@@ -380,7 +379,7 @@ def model_of(
     missing = sorted(report["missing_keys"])
     faults = [f"lacks {n}" for n in missing if may_lack is None or not n.startswith(may_lack)]
     faults += [f"has another shape of {names}" for names in sorted(report["mismatched_keys"])]
-    if may_lack is None:  # else there may be heads that the caller has no use for, too
+    if may_lack is None:  # else the files may also hold heads that the caller does not use
         faults += [f"has the unknown {name}" for name in sorted(report["unexpected_keys"])]
     if faults:
         raise ValueError(
@@ -393,9 +392,9 @@ def model_of(
 
 @torch.no_grad()
 def check_head(network: PretrainedDecoder, source: str) -> None:
-    """Refuse a model whose logits are not the head's product with the hidden states: a ValueError.
+    """Raise ValueError if a model's logits are not the product of its head and hidden states.
 
-    The head's output is made large on its way to the logits, so that a cap is seen.
+    The test scales the head's output up, so that a cap on the logits shows.
     """
 
     def enlarged(logits: Tensor) -> Tensor:
@@ -416,7 +415,7 @@ def check_head(network: PretrainedDecoder, source: str) -> None:
 
 
 def model_config(content: Content) -> Any:
-    """Return transformers' configuration, with every dropout at 0, of layers and noise as well."""
+    """Return transformers' configuration with all dropout, layer drop and jitter set to 0."""
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
     config = CONFIG_MAPPING[content["model_type"]].from_dict(dict(content))
@@ -429,7 +428,7 @@ def model_config(content: Content) -> Any:
 
 
 def read_config(folder: str | Path) -> Content:
-    """Return the content of a folder's config.json; errors as of `read_recipe`."""
+    """Return the content of a folder's config.json; raises as `read_recipe`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -445,7 +444,7 @@ def read_config(folder: str | Path) -> Content:
     content, fault = None, "no model_type"
     try:
         content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:  # no JSON, or no UTF-8
+    except ValueError as error:  # neither JSON nor UTF-8
         fault = str(error)
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise ValueError(
@@ -456,8 +455,8 @@ def read_config(folder: str | Path) -> Content:
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """Return the safetensors files of a folder; a FileNotFoundError where there are none: pickles,
-    which can run any code, are not read."""
+    """Return a folder's safetensors files; FileNotFoundError without any, as pickles, which can run
+    any code, are not read."""
     files = sorted(Path(folder).glob("model*.safetensors"))
     if not files:
         pickled = sorted(f.name for f in Path(folder).iterdir() if f.suffix in PICKLED)

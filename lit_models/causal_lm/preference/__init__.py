@@ -1,1 +1,1 @@
-"""Language models that learn which of two answers people prefer."""
+"""Preference tuning of language models."""

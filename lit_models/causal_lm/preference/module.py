@@ -1,6 +1,6 @@
 """Preference tuning as a LightningModule. Batch: that of `PreferenceDataset`.
 
-Shapes: B pairs, N tokens of all answers, D hidden, V vocabulary; of two answers the chosen first.
+Shapes: B pairs, N tokens of all answers, D hidden, V vocabulary; 2 answers, the chosen one first.
 """
 
 from typing import Any, Literal
@@ -20,20 +20,20 @@ from lit_models.training.ledger import is_distributed
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, in_float32
 from lit_models.training.predictions import weights_digest
 
-REFERENCE = "reference_scores"  # key of a checkpoint: content of a dataset -> [samples, 2]
-ROWS_AT_ONCE = 512  # whose logits are held
+REFERENCE = "reference_scores"  # checkpoint key of {dataset's content: scores [samples, 2]}
+ROWS_AT_ONCE = 512  # rows of logits in memory at a time
 SCORES = GenerationOptions(mode="score")
 
 
 def pair_scores(hidden: Tensor, weight: Tensor, batch: dict[str, Any]) -> Tensor:
-    """Return the logarithms of the probabilities of both answers [B, 2] float64, with gradients.
+    """Return the log-probabilities of both answers [B, 2] float64, with gradients.
 
-    Logits are computed anew in the backward pass, chunk by chunk, and never held whole.
+    Logits are computed in chunks and recomputed in the backward pass, so never all in memory.
 
     Args:
         hidden: [1, T, D].
         weight: of the head, [V, D].
-        batch: its labels, `places`, `place_text` and `choice_documents`.
+        batch: uses its `labels`, `places`, `place_text` and `choice_documents`.
     """
 
     def nats_of(rows: Tensor, targets: Tensor) -> Tensor:
@@ -49,13 +49,13 @@ def pair_scores(hidden: Tensor, weight: Tensor, batch: dict[str, Any]) -> Tensor
 
 
 def preference_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Return the loss of each pair [B] in nats and its margin [B], by how much the reward of the
-    chosen answer is above that of the rejected one.
+    """Return the loss of each pair [B] in nats and its margin [B], the reward of the chosen answer
+    minus that of the rejected one.
 
     Args:
-        policy: logarithms of the probabilities of both answers, [B, 2].
-        reference: likewise, of the model as the run began.
-        beta: what a nat between the two is worth.
+        policy: log-probabilities of both answers [B, 2].
+        reference: the same by the model at the start of the run.
+        beta: reward per nat of difference between the two.
 
     Source: Rafailov et al. 2023, "Direct preference optimization", arXiv 2305.18290, equation 7.
     """
@@ -65,15 +65,15 @@ def preference_loss(policy: Tensor, reference: Tensor, beta: float) -> tuple[Ten
 
 
 class LitPreference(LitCausalLM):
-    """Direct preference optimization. Logs, of a split, `loss` in nats per pair, `accuracy`, the
-    share of pairs whose chosen answer has the larger reward, and `margin` between the two.
+    """Direct preference optimization. Logs per split `loss` in nats per pair, `accuracy`, the share
+    of pairs whose chosen answer has the larger reward, and `margin` between both rewards.
 
-    The reference is the model as the run begins: its scores of all pairs are computed then, once
-    and without a second model, kept in the cache by the weights and the data, and in checkpoints.
+    The reference is the model at the start of the run. It scores all pairs once, so that no second
+    model is held; the scores go to the cache, keyed by weights and data, and into checkpoints.
 
     Args:
         beta: strength of the reference.
-        language_model: see `LitCausalLM`; `pretrained` or `init_from` names what is tuned.
+        language_model: see `LitCausalLM`; `pretrained` or `init_from` names the model to tune.
 
     Raises:
         ValueError: beta is not above 0.
@@ -85,8 +85,8 @@ class LitPreference(LitCausalLM):
             raise ValueError(f"beta must be above 0, got {beta}; 0.1 is usual.")
         self.beta = beta
         self.reference: dict[str, Tensor] = {}  # split -> [samples, 2] float64
-        self.kept: dict[str, Tensor] = {}  # content of a dataset -> the same
-        self.is_tuned = False  # whether the network is the reference no more
+        self.kept: dict[str, Tensor] = {}  # dataset's content -> the same
+        self.is_tuned = False  # whether training may have changed the network from the reference
 
     def build(self, recipe: Any, data: Any) -> None:
         super().build(recipe, data)
@@ -95,8 +95,8 @@ class LitPreference(LitCausalLM):
         self.test_metrics = nn.ModuleDict({name: SumCount() for name in names})
 
     def on_fit_start(self) -> None:
-        """Let the reference score all pairs of the data, those of the test as well."""
-        if self.trainer.ckpt_path is None:  # a new run, whatever was before
+        """Score all pairs of the data, the test's too, with the reference."""
+        if self.trainer.ckpt_path is None:  # a new run, even of a module that was trained before
             self.kept, self.is_tuned = {}, False
         self._refer(self.trainer.datamodule.part_datasets())
         self.is_tuned = True
@@ -110,14 +110,14 @@ class LitPreference(LitCausalLM):
         self._refer({"test": self.trainer.datamodule.datasets["test"]})
 
     def _refer(self, datasets: dict[str, Any]) -> None:
-        """Take the reference's scores of datasets, by split: those that the run has kept, or those
-        of the network, which is the reference until its first step.
+        """Set the reference scores of each split's dataset, from the run's stored scores or from
+        the network, which is the reference until the first step.
 
         Raises:
-            ValueError: a tuned network is to be judged on data that its run did not have.
+            ValueError: the network is tuned, and its run has no scores of these data.
         """
-        for split, dataset in datasets.items():
-            scores = self.kept.get(dataset.content, self.kept.get(dataset.fingerprint))  # of before
+        for split, dataset in datasets.items():  # older checkpoints have fingerprints as keys
+            scores = self.kept.get(dataset.content, self.kept.get(dataset.fingerprint))
             if scores is None and self.is_tuned:
                 raise ValueError(
                     f"there is no reference for these {split} data: the run did not have them, and "
@@ -129,7 +129,7 @@ class LitPreference(LitCausalLM):
             self.reference[split] = scores.to(self.device)
 
     def _scores_of(self, dataset: Any) -> Tensor:
-        """Return the scores [samples, 2] of the network as it is; all processes call it."""
+        """Return the current network's scores [samples, 2]; all processes must call it."""
         data, strategy = self.trainer.datamodule, self.trainer.strategy
         facts = [dataset.fingerprint, str(self.trainer.precision)]
         folder = cache_folder("references", weights_digest(self.trainer, facts))
@@ -157,7 +157,7 @@ class LitPreference(LitCausalLM):
 
     def _losses(self, split: str, batch: Any) -> tuple[Tensor, Tensor]:
         policy = pair_scores(self(batch), self.network.head.weight, batch)
-        # Memory is tried before the reference is there.
+        # The trial of the memory runs before the reference scores exist.
         known = self.reference.get(split)
         reference = policy.detach() if known is None else known[batch["sample_id"]]
         return preference_loss(policy, reference, self.beta)
@@ -180,6 +180,6 @@ class LitPreference(LitCausalLM):
         self.kept = {name: scores.cpu() for name, scores in checkpoint.get(REFERENCE, {}).items()}
 
     def load_state_dict(self, *args: Any, **options: Any) -> Any:
-        """Load weights, which a run, or the processes that it started, may have tuned."""
+        """Load weights, which then count as tuned by a run or by the processes that it started."""
         self.is_tuned = True
         return super().load_state_dict(*args, **options)
