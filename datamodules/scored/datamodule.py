@@ -1,6 +1,6 @@
-"""ScoredTextDataModule: texts with labels as planned batches for the scorer.
+"""Datamodule of the text scorer: texts with labels as planned batches.
 
-Shapes: B texts in the micro-batch, C chunks, W labels of a row.
+Shapes: B texts in the micro-batch, C chunks, W numbers per row (labels of all heads).
 """
 
 import hashlib
@@ -32,8 +32,8 @@ from datamodules.scored.store import (
 )
 from datamodules.text.encoding import EncodedTextDataModule, TextEncoding, kept_tokens
 
-SHOWN = 300  # characters of a text in a description
-# Of the demo: facts of the sources that do not stand in the docstring; neighbours are alike.
+SHOWN = 300  # characters of a text in `describe`
+# The demo predicts facts of functions from their docstrings; those of one module are alike.
 DEMO_COLUMNS = TextColumns(group="module")
 DEMO_HEADS = {
     "kind": LabelOptions("multiclass"),
@@ -44,12 +44,12 @@ DEMO_HEADS = {
 
 @dataclass(frozen=True)
 class ChunkOptions:
-    """How a text that is longer than `text.max_length` is cut.
+    """How a text longer than `text.max_length` is cut into chunks.
 
     Args:
-        most: chunks of a text that are read; what follows them is cut.
-        stride: tokens from the beginning of a chunk to that of the next; `None` lets chunks touch
-            without overlap.
+        most: the most chunks of a text; the rest of the text is cut off.
+        stride: tokens from the start of one chunk to the start of the next; `None` means adjacent
+            chunks without overlap.
     """
 
     most: int = 1
@@ -63,8 +63,8 @@ class ScoredTextDataset(PlannedDataset):
     """Texts of a store; a sample is a row, or in prediction a distinct text.
 
     Args:
-        chunks: how long ones are cut.
-        rows: [n] rows of the store; `None` takes each distinct text once, without labels.
+        chunks: how long texts are cut.
+        rows: [n] rows of the store; `None`: each distinct text once, without labels.
 
     Raises:
         ValueError: the stride is longer than a chunk.
@@ -93,7 +93,7 @@ class ScoredTextDataset(PlannedDataset):
         kept = ["scored", store.fingerprint, hashlib.sha256(distinct.tobytes()).hexdigest()]
         longest = room + (chunks.most - 1) * self.stride
         self.tokens = kept_tokens(kept, encoding, map(store.text, distinct.tolist()), longest)
-        # Bytes say enough about tokens to put texts of like length together.
+        # Byte counts approximate token counts well enough to group texts of similar length.
         self.lengths = np.minimum(
             store.num_bytes[self.texts] + 2, encoding.limits.max_length * chunks.most
         )
@@ -106,25 +106,25 @@ class ScoredTextDataset(PlannedDataset):
         }
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
-        """Return the padded batch of several texts [B], the same in every epoch."""
+        """Return the padded batch of texts [B], the same in every epoch."""
         ids = [self.tokens[place] for place in self.row_of[sample_ids].tolist()]
         batch: dict[str, Any] = self.encoding.chunk_rows(ids, self.stride, self.chunks.most)
         if self.rows is None:
             return batch
         numbers = torch.from_numpy(self.store.labels[self.rows[sample_ids]])  # [B, W]
         is_there = ~numbers.isnan()
-        values = numbers.nan_to_num(nan=0.0)  # masked, wherever it is read
+        values = numbers.nan_to_num(nan=0.0)  # `is_labelled` masks the zeros
         targets, known = {}, {}
         for name, columns in self.store.columns.items():
-            # A head with one number for each text is a column of it.
+            # A head with one number per text takes a column, [B] instead of [B, 1].
             is_matrix = self.store.heads[name]["kind"] == "multilabel"
             own = columns if is_matrix else columns.start
-            # Whole in memory, as a copy to a GPU from pinned memory needs it.
+            # Contiguous, as copies from pinned memory to a GPU need it.
             targets[name], known[name] = values[:, own].contiguous(), is_there[:, own].contiguous()
         return {**batch, "targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the beginning of the text, and the numbers of its labels."""
+        """Return the beginning of the text and its labels as numbers."""
         labels: dict[str, str] = {}
         if self.rows is not None:
             numbers = self.store.labels[self.rows[sample_id]]
@@ -134,23 +134,23 @@ class ScoredTextDataset(PlannedDataset):
 
 
 class ScoredTextDataModule(EncodedTextDataModule):
-    """Reads csv, tsv, jsonl or parquet with texts and labels; without any file, the demo.
+    """Reads csv, tsv, xlsx, jsonl or parquet files with texts and labels; without any, demo data.
 
     Args:
-        files: part (train, validation, test, predict) -> a path, a pattern, or several. Without
-            validation or test files that part is drawn from the training rows. Files to predict
-            need no labels. In a script files without a part are those of training.
-        predict_output: the scored file; `None` makes mine.csv mine.scored.csv in the run folder.
-        columns: which column holds the text, and the group.
-        heads: name -> what is learnt, and in which column.
+        files: part (train, validation, test, predict) -> a path, a pattern, or a list of them. A
+            validation or test part without files is drawn from the training rows. Files to predict
+            need no labels. Scripts may pass training files alone, without a part.
+        predict_output: the scored file; `None`: mine.csv becomes mine.scored.csv in the run folder.
+        columns: names of the columns with text and group.
+        heads: name of each head -> kind and column of its labels.
         split: shares of the training rows for parts without a file.
-        chunks: how long texts are cut; a checkpoint's own win over these.
-        on_bad_rows: `error` names the first, `reject` writes all to rejected.csv.
-        table: separator, encoding and sheet of tables, where their bytes do not say.
+        chunks: how long texts are cut; a trained model keeps its own.
+        on_bad_rows: `error` stops at the first bad rows, `reject` writes all to rejected.csv.
+        table: separator, encoding and sheet of tables, if they cannot be detected.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
 
     Raises:
-        ValueError: options are in conflict.
+        ValueError: options contradict each other.
     """
 
     predict_option, output_mark = "data.files.predict", "scored"
@@ -185,7 +185,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
             raise ValueError("data.files names validation without train; name both.")
 
     def prepare_data(self) -> None:
-        """Read the files and make the tokenizer, in the cache; copies the rejected rows."""
+        """Cache store and tokenizer; copy rejected.csv to the run folder."""
         stage = self._trainer_stage()
         store = self._open(stage, self.trained_recipe(stage))
         hand_over_rejected(store.folder, self.run_folder)
@@ -197,8 +197,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
         """Return the dataset of one stage.
 
         Raises:
-            ValueError: no row belongs to it, or rows of the training may judge: they were divided
-                in another way, or others beside them.
+            ValueError: the stage has no row, or it may evaluate rows that the model was trained
+                on, because files or split differ from those of training.
         """
         store, chunks = self._open(stage, recipe), ChunkOptions(**recipe["chunks"])
         if stage == "predict":
@@ -234,8 +234,8 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return hashlib.sha256(store.fingerprint.encode() + parts.tobytes()).hexdigest()[:32]
 
     def recipe_facts(self) -> dict[str, Any]:
-        """Return the heads with what the training part says of their labels (`mean` and `std` of a
-        regression, else `shares` of the classes or labels), and how texts are cut.
+        """Return the heads with statistics of their training labels (`mean` and `std` for
+        regression, else `shares` of the classes), the chunk options and the split.
 
         Raises:
             ValueError: a head has no label in the training part.
@@ -267,7 +267,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         }
 
     def audit(self) -> Audit:
-        """Return the findings over the files, those to predict too, whatever the model."""
+        """Return contents and faults of all files, also those to predict; needs no model."""
         request, audit = self.store_request(), Audit("texts", "bytes")
         store = open_store(request, "reject")
         is_sound, read = store.text_of_row >= 0, [(store, dict(enumerate(PART_NAMES)))]
@@ -300,7 +300,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         return audit
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the scored file; `results` as `write_scored` takes them."""
+        """Write the scored file from the `results` that `write_scored` describes."""
         assert self.recipe is not None
         store = self._open("predict", self.recipe)
         write_scored(store, self.recipe["heads"], results, path, self.table)
@@ -308,12 +308,12 @@ class ScoredTextDataModule(EncodedTextDataModule):
     def store_request(
         self, stage: str = "fit", recipe: dict[str, Any] | None = None
     ) -> ScoredRequest:
-        """Return all that the arrays of a stage depend on; prediction reads texts alone, and heads
-        and classes in the recipe of a trained model win.
+        """Return the request for a stage's store. Prediction reads only texts; a trained model's
+        recipe decides heads and classes.
 
         Raises:
             FileNotFoundError: a named file does not exist.
-            ValueError: files are given and no heads, or a head's name has a dot.
+            ValueError: there are files but no heads, or a head's name has a dot.
         """
         if stage == "predict":
             return ScoredRequest({TEST: self.predict_paths}, self.columns, {}, self.table)

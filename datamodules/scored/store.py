@@ -1,6 +1,6 @@
-"""Scored texts: rows of files in memory-mapped arrays, their division, and scored files.
+"""Scored texts: rows of files as memory-mapped arrays, their split, and output files.
 
-Shapes: N rows, D distinct texts, W numbers per row.
+Shapes: N rows, D distinct texts, W numbers per row (labels of all heads).
 """
 
 import hashlib
@@ -42,27 +42,27 @@ from datamodules.text.prompts import read_rows, write_rows
 Kind = Literal["regression", "ordinal", "binary", "multiclass", "multilabel"]
 NO, YES = ("0", "false", "no"), ("1", "true", "yes")
 MOST_LEVELS = 100
-DIGITS = 6  # of a prediction
+DIGITS = 6  # decimals of a prediction
 STORE_VERSION = 7
 LINES_AT_ONCE = 8192
 REJECTED = -1
-NUM_BINS = 5  # of the numbers of a regression
+NUM_BINS = 5  # quantile bins that stratify a regression
 
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Kind of a head's labels, and their column.
+    """Kind and column of a head's labels.
 
     Args:
-        kind: `regression` of a number; `ordinal` for levels with an order; `binary` for 0/1,
-            true/false, yes/no; `multiclass` for one of several names; `multilabel` for several at
-            once, names that `separator` cuts. (A column of 0/1 for each is a binary head each.)
-        column: of the table; `None` is the name of the head.
-        classes: names of the classes; those of `ordinal` in their order, the two of `binary` with
-            the positive one last. `None` takes those of the data: for `ordinal` the whole numbers
-            from the smallest to the largest.
-        separator: between the names in one cell of a `multilabel` head. The separator alone is
-            the empty set, an empty cell a missing label.
+        kind: `regression` for a number; `ordinal` for ordered levels; `binary` for 0/1, true/false
+            or yes/no; `multiclass` for one of several names; `multilabel` for several names in one
+            cell, cut by `separator`. (For one 0/1 column per label, use one binary head each.)
+        column: name of the column; `None` is the name of the head.
+        classes: names of the classes, for `ordinal` in order, for `binary` with the positive one
+            last. `None` takes them from the data, for `ordinal` all whole numbers from the
+            smallest to the largest.
+        separator: text between the names in one cell of a `multilabel` head. A cell with only the
+            separator is the empty set, an empty cell a missing label.
 
     Raises:
         ValueError: options that contradict each other.
@@ -91,7 +91,7 @@ class LabelOptions:
 
 
 class LabelReader:
-    """Reads the cells of one head, whose names it learns where they are not given."""
+    """Parser of one head's cells; it collects the class names if they are not given."""
 
     def __init__(self, name: str, options: LabelOptions) -> None:
         self.name, self.options = name, options
@@ -101,12 +101,12 @@ class LabelReader:
         self._ids = {c: float(i) for i, c in enumerate(options.classes or [])}
         are_whole = all(name.lstrip("-").isdecimal() for name in self._ids)
         self._are_numbers = options.kind == "ordinal" and are_whole
-        if options.kind == "binary" and options.classes in (None, ["0", "1"]):  # as a recipe has it
+        if options.kind == "binary" and options.classes in (None, ["0", "1"]):  # as in a recipe
             self._ids = {**dict.fromkeys(NO, 0.0), **dict.fromkeys(YES, 1.0)}
             self._are_numbers = True
 
     def parse(self, cell: str) -> list[float]:
-        """Return the numbers of one cell, NaN where the label is missing.
+        """Return the numbers of one cell, NaN for a missing label.
 
         Raises:
             RowFault: the cell breaks a rule.
@@ -128,8 +128,8 @@ class LabelReader:
         return [self._class(cell)]
 
     def finish(self, values: np.ndarray) -> tuple[np.ndarray, list[str] | None]:
-        """Return the numbers of all rows with classes in their final order, and their names; in
-        values [N, width] float64 of `parse` classes may still be as they came.
+        """Return the numbers of all rows with final class numbers, and the class names. In the
+        values [N, width] float64 of `parse`, classes are numbered by first occurrence.
 
         Raises:
             ValueError: fewer than two classes, or too many levels.
@@ -182,7 +182,7 @@ def _number(cell: str) -> float | None:
 def trained_heads(
     trained: dict[str, dict[str, Any]], given: dict[str, LabelOptions] | None
 ) -> dict[str, LabelOptions]:
-    """Return the heads of a model; the data's own may name other columns and separators."""
+    """Return a model's heads; `given` may change their columns and separators."""
     heads = {}
     for name, facts in trained.items():
         own = (given or {}).get(name)
@@ -193,12 +193,12 @@ def trained_heads(
 
 
 def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str, list[Any]]:
-    """Return the columns of one head, by its facts in the recipe, of values [n, P] of
-    `predict_step`: number, level or class, and the probability it has."""
+    """Return the output columns of one head, with its `facts` from the recipe, for values [n, P] of
+    `predict_step`: number, level or class, and its probability."""
     kind, classes = facts["kind"], facts["classes"]
     rounded = np.round(values.astype(np.float64), DIGITS)
     if kind == "regression":
-        digits = DIGITS + max(0, int(-math.log10(facts["std"])))  # small ones keep theirs
+        digits = DIGITS + max(0, int(-math.log10(facts["std"])))  # more for a small spread
         return {f"predicted_{name}": np.round(values[:, 0].astype(np.float64), digits).tolist()}
     if kind == "binary":
         return {f"probability_{name}": rounded[:, 0].tolist()}
@@ -210,7 +210,7 @@ def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str,
             f"predicted_{name}": [classes[i] for i in values.argmax(1)],
             f"probability_{name}": rounded.max(1).tolist(),
         }
-    # Levels that are whole numbers in a row keep their scale; names count from 0.
+    # Levels that are successive whole numbers keep their scale; named levels count from 0.
     lowest = int(classes[0]) if classes[0].lstrip("-").isdigit() else 0
     if classes != [str(lowest + i) for i in range(len(classes))]:
         lowest = 0
@@ -223,12 +223,12 @@ def scores_of(name: str, facts: dict[str, Any], values: np.ndarray) -> dict[str,
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Which columns hold what, besides the labels.
+    """Names of the columns, except those of the labels.
 
     Args:
-        text: of the text; several are joined by line breaks, such as title and body.
-        group: rows of one group are never on two sides of a split, such as pages of one site;
-            without a column, and where its cell is empty, texts of the same words are a group.
+        text: column of the text; several, such as title and body, are joined by line breaks.
+        group: column of groups, such as sites; the split keeps a group in one part. Without a
+            column or with an empty cell, texts with the same words form a group.
     """
 
     text: str | list[str] = "text"
@@ -237,19 +237,19 @@ class TextColumns:
 
 @dataclass(frozen=True)
 class ScoredRequest:
-    """All that the arrays depend on."""
+    """All inputs that determine a store."""
 
-    files: Mapping[int, Sequence[Path]]  # per part (train, validation, test) the files
-    columns: TextColumns  # of text and group
+    files: Mapping[int, Sequence[Path]]  # files of each part: train, validation, test
+    columns: TextColumns
     heads: dict[str, LabelOptions]  # name -> labels; empty for texts to predict
     table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
 
     def paths(self) -> list[tuple[int, Path]]:
-        """The part and the path of each file."""
+        """Return part and path of each file."""
         return [(part, path) for part, paths in self.files.items() for path in paths]
 
     def folder(self) -> Path:
-        """The cache folder of these arrays; reads the files' digests."""
+        """Return the store's cache folder; reads all files to hash them."""
         facts = {
             "version": STORE_VERSION,
             "files": [[n, str(p), file_digest(p)] for n, p in self.paths()],
@@ -261,17 +261,17 @@ class ScoredRequest:
 
 
 class ScoredStore(ArrayFolder):
-    """The rows of some files.
+    """Rows of files as arrays.
 
     Attributes:
         text_of_row: [N] int64, distinct text of each row; -1 = rejected.
-        file_part: [N] int8, part of the file that the row comes from.
+        file_part: [N] int8, part of the row's file.
         labels: [N, W] float64, NaN = missing.
         keys: [N] uint64 hash of the row's group.
         num_bytes: [D] int64, length of each distinct text in UTF-8.
-        heads: name -> plain facts of its labels, classes included, in the order of `labels`.
-        columns: name -> where the numbers of a head stand in a row of `labels`.
-        files: path -> sound rows in it, in the order of reading.
+        heads: name -> facts of a head's labels, with its classes, in the order of `labels`.
+        columns: name -> the head's columns in `labels`.
+        files: path -> number of valid rows, in reading order.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -296,10 +296,10 @@ class ScoredStore(ArrayFolder):
 
 
 def open_store(request: ScoredRequest, on_bad_rows: OnBadRows = "error") -> ScoredStore:
-    """Return the arrays of these files, made where the cache lacks them.
+    """Return the store of these files, made at first use.
 
     Raises:
-        ValueError: rows break a rule, or there is no sound row.
+        ValueError: rows break a rule, or no row is valid.
     """
     make = partial(_write, request, BadRows(on_bad_rows))
     return ScoredStore(accepted(made_once(request.folder(), make), on_bad_rows))
@@ -333,7 +333,7 @@ def _rows(
 
 
 def _cell_text(value: Any, separator: str | None) -> str:
-    """Return a JSON value as the cell of a table; a list is joined."""
+    """Return a JSON value as a table cell; a list is joined by `separator`."""
     if not isinstance(value, list):
         return cell_text(value)
     if separator is None:
@@ -376,7 +376,7 @@ def _write(request: ScoredRequest, bad_rows: BadRows, folder: Path) -> None:
     values = np.array(labels, np.float64).reshape(len(part_of), width)
     facts, ends = {}, np.cumsum([head.width for head in heads], dtype=int)
     for head, own in zip(heads, np.split(values, ends, axis=1), strict=False):
-        own[:], classes = head.finish(own)  # in their final order
+        own[:], classes = head.finish(own)  # final class numbers
         facts[head.name] = {**asdict(head.options), "column": head.column, "classes": classes}
     content.update(values.tobytes() + part_of.tobytes() + keys.tobytes())
     arrays: dict[str, Any] = {
@@ -393,8 +393,8 @@ def _write(request: ScoredRequest, bad_rows: BadRows, folder: Path) -> None:
 def divided(store: ScoredStore, split: SplitOptions) -> np.ndarray:
     """Return the part of each row, [N] int8: 0 train, 1 validation, 2 test; -1 = rejected.
 
-    Rows of files that are for validation or test stay there; only parts without a file are drawn
-    from the training files, the labels of the first head evenly spread, and groups whole.
+    Rows of validation and test files keep their part. A part without a file is drawn from the
+    training files, stratified by the first head's labels, with groups kept whole.
     """
     parts = np.where(store.text_of_row < 0, -1, store.file_part).astype(np.int8)
     rows = np.flatnonzero(parts == TRAIN)
@@ -408,8 +408,8 @@ def divided(store: ScoredStore, split: SplitOptions) -> np.ndarray:
 
 
 def strata_of(values: np.ndarray, is_number: bool) -> list[str]:
-    """Return what a head's labels [N, width] float64 are stratified by: the classes, or the bin of
-    a number, cut at quantiles into `NUM_BINS`; NaN = missing is a stratum of its own."""
+    """Return the stratum of each row by a head's labels [N, width] float64: its classes, or one of
+    `NUM_BINS` quantile bins of a number; missing labels (NaN) are a stratum of their own."""
     if is_number:
         known = values[~np.isnan(values)]
         edges = np.quantile(known, np.arange(1, NUM_BINS) / NUM_BINS) if known.size else []
@@ -425,8 +425,8 @@ def write_with(
     options: TableOptions,
     texts: Iterable[str],
 ) -> None:
-    """As `write_beside`, and for lines of JSON too; `added` gives the columns of rows of these
-    texts [n], -1 = a rejected row."""
+    """Write all rows with added columns, as `write_beside`, but jsonl too. `added` returns the
+    columns for the texts [n] of some rows, -1 = a rejected row."""
     files, text_of_row = list(map(Path, store.files)), store.text_of_row
     if kind_of(path) in JSON_SUFFIXES:
         starts = range(0, len(text_of_row), LINES_AT_ONCE)
@@ -445,8 +445,8 @@ def write_scored(
     path: Path,
     options: TableOptions = TableOptions(),  # noqa: B008 - frozen
 ) -> None:
-    """As `write_with`, the scores of heads (name -> facts, from the recipe); `results` are head ->
-    [D, P] numbers, as the scorer's `predict_step` returns them."""
+    """Write all rows with scores, as `write_with`. `heads` are name -> facts of a recipe, `results`
+    name -> [D, P] numbers of the scorer's `predict_step`."""
 
     def added(texts: np.ndarray) -> dict[str, pa.Array]:
         columns: dict[str, pa.Array] = {}

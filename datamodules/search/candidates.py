@@ -1,7 +1,6 @@
-"""Candidates of queries: judged ones, or lists of BM25 or of a run, kept in the cache; groups and
-hard negatives.
+"""Candidates of queries (judged, from BM25 or from a run), training groups and hard negatives.
 
-Shapes: Q queries, L most documents of one list.
+Shapes: Q queries, L the most documents of a list.
 
 Source of BM25: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond
 (2009), sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never negative.
@@ -27,20 +26,20 @@ from datamodules.text.encoding import stemmer_version, terms_by
 
 BM25_VERSION, LISTS_VERSION = 1, 1
 RUN_SUFFIXES = (".trec", ".run", ".txt", ".tsv")
-DISTILLED = "distillation"  # of the losses, beside that of the queries
-FIRST_DEPTH = 1000  # documents of BM25 beside those of a retriever
+DISTILLED = "distillation"  # name of the loss term on a teacher's scores
+FIRST_DEPTH = 1000  # documents per query of BM25, the baseline of a retriever
 Source = Literal["judged", "bm25", "run"]
 
 
 @dataclass(frozen=True)
 class Bm25Options:
-    """How documents are scored.
+    """Parameters of BM25 scores.
 
     Args:
-        k1: how long further occurrences of a word count, 0 or more.
-        b: how much long documents are marked down, 0 to 1.
+        k1: saturation of repeated words, 0 or more; the higher, the more repetitions count.
+        b: normalisation by document length, 0 (none) to 1 (full).
         stemmer: language of a Snowball stemmer, such as english; `None` compares whole words.
-        stopwords: language whose commonest words are passed over; `None` keeps all.
+        stopwords: language whose most common words are ignored; `None` keeps all.
     """
 
     k1: float = 0.9
@@ -58,20 +57,20 @@ class Bm25Options:
         return terms_by(self.stemmer, self.stopwords)
 
     def index_of(self, collection: Collection) -> list[Any]:
-        """Return all that an index of a collection depends on."""
+        """Return all facts that determine the index of a collection."""
         facts = [BM25_VERSION, collection.fingerprint, asdict(self)]
         return facts + stemmer_version(self.stemmer)
 
 
 class Hits(NamedTuple):
-    """The best documents of each query, best first; equal scores in the order of documents."""
+    """The best documents of each query, best first, ties in document order."""
 
-    documents: np.ndarray  # [Q, k] int64, -1 behind the last document that shares a word
-    scores: np.ndarray  # [Q, k] float32, 0 there
+    documents: np.ndarray  # [Q, k] int64; -1 after the last one that shares a word
+    scores: np.ndarray  # [Q, k] float32; 0 for -1
 
 
 class Bm25(ArrayFolder):
-    """An inverted index, as `open_bm25` makes it."""
+    """Inverted index, as made by `open_bm25`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -86,8 +85,8 @@ class Bm25(ArrayFolder):
             return {line.rstrip("\n"): number for number, line in enumerate(file)}
 
     def search(self, queries: Sequence[str], k: int, among: np.ndarray | None = None) -> Hits:
-        """Return the best k documents of these queries, or all if they are fewer, among some [D]
-        ascending, or all."""
+        """Return the k best documents of each query, or fewer if there are not k. `among` [D],
+        ascending, restricts the search to these documents."""
         k = min(k, self.num_documents if among is None else len(among))
         scores = np.zeros(self.num_documents, np.float64)
         hits = Hits(np.full((len(queries), k), -1, np.int64), np.zeros((len(queries), k), "f4"))
@@ -104,7 +103,7 @@ class Bm25(ArrayFolder):
         return hits
 
     def scores(self, query: str, documents: np.ndarray) -> np.ndarray:
-        """Return the scores of some documents, [n] float64; 0 where no word is shared."""
+        """Return the scores of documents, [n] float64; 0 for those that share no word."""
         found = np.zeros(len(documents), np.float64)
         for postings, impacts in self._postings(query):
             place = np.minimum(np.searchsorted(postings, documents), len(postings) - 1)
@@ -112,9 +111,9 @@ class Bm25(ArrayFolder):
         return found
 
     def _postings(self, query: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the documents of each of its words, ascending, and what it adds to their scores."""
+        """Yield for each word of the query its documents, ascending, and their score increments."""
         counts = Counter(self._words(query))
-        # In the order of the terms, so that the sums do not depend on the order of the words.
+        # In term order, so that rounding does not depend on the order of words in the query.
         for term, count in sorted((self._terms.get(w, -1), n) for w, n in counts.items()):
             if term >= 0:
                 part = slice(self._starts[term], self._starts[term + 1])
@@ -125,7 +124,7 @@ class Bm25(ArrayFolder):
 
 
 def open_bm25(collection: Collection, options: Bm25Options = Bm25Options()) -> Bm25:
-    """Return the index of a collection's titles and texts, made in the cache at first use."""
+    """Return the index of a collection's titles and texts, cached at first use."""
     folder = cache_folder("bm25_index", options.index_of(collection))
     return Bm25(made_once(folder, lambda target: _write(target, collection, options)))
 
@@ -159,15 +158,16 @@ def _write(folder: Path, collection: Collection, options: Bm25Options) -> None:
 
 @dataclass(frozen=True)
 class CandidateOptions:
-    """Documents that are ranked for a query.
+    """The documents that are ranked for a query.
 
     Args:
-        source: the judged ones; the best of BM25; or those of a run, TREC's file of rankings.
-        top: how many of BM25 or of the run.
-        run: file of the run, or several that hold different queries.
+        source: `judged` documents, the best of `bm25`, or those of a `run`, a TREC file of
+            rankings.
+        top: how many documents of BM25 or of the run.
+        run: file of the run, or several files with different queries.
 
     Raises:
-        ValueError: a run without the source run, that source without one, or a top below 1.
+        ValueError: a run with another source, source run without one, or a top below 1.
     """
 
     source: Source = "judged"
@@ -191,19 +191,19 @@ def _check_run(option: str, source: Source, run: Files) -> None:
 class GroupOptions:
     """The candidates of a query in a training step, drawn anew in every epoch.
 
-    One relevant document is always among them, if there is any. The other places go to judged
-    documents, and those left, of which there are at least `mined`, to mined ones.
+    A relevant document is always included, if there is one. Judged documents fill up to
+    `size - mined` places, and mined documents the rest.
 
     Args:
-        size: candidates at most.
-        mined: places for unjudged documents out of the best of the candidates' source.
-        after_rank: best documents of the source that are never mined, since an unjudged document
-            so far up may well be relevant.
-        unjudged_as_negative: give mined documents grade 0. Unjudged is not irrelevant: nothing is
-            mined unless this is said.
+        size: the most candidates of a query.
+        mined: places reserved for mined documents: unjudged ones listed by candidates.source.
+        after_rank: ranks at the top of the source that are not mined, since an unjudged document
+            ranked so high may well be relevant.
+        unjudged_as_negative: treat mined documents as grade 0. Unjudged does not mean irrelevant,
+            so mining must be confirmed with this option.
 
     Raises:
-        ValueError: sizes that do not go together.
+        ValueError: sizes that contradict each other.
     """
 
     size: int = 8
@@ -223,21 +223,21 @@ class GroupOptions:
             )
 
     def sizes(self, num_judged: int, num_minable: int) -> tuple[int, int]:
-        """Return how many judged and how many mined documents a group has, of so many."""
+        """Return how many of the judged and of the minable documents a group has."""
         judged = min(num_judged, self.size - self.mined)
         return judged, min(num_minable, self.size - judged if self.mined else 0)
 
     def minable(self, listed: np.ndarray, judged: np.ndarray) -> np.ndarray:
-        """Return which documents of the source [L], best first, may be mined: none of all judged
-        ones [J] of the query."""
+        """Return the documents of a query's list [L], best first, that may be mined: those after
+        `after_rank` that are not judged [J]."""
         if not self.mined:
             return listed[:0]
         far = listed[self.after_rank :]
         return far[~np.isin(far, judged)]
 
     def drawn(self, grades: np.ndarray, num_minable: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the places of a group among its judged documents, of grades [J], then the minable
-        ones; `rng` is keyed by seed, epoch and sample."""
+        """Return the indices of a drawn group in the judged documents, of grades [J], followed by
+        the minable ones; `rng` is keyed by seed, epoch and sample."""
         num_judged, num_mined = self.sizes(len(grades), num_minable)
         order = rng.permutation(len(grades))
         relevant = np.flatnonzero(grades[order] > 0)[:1]
@@ -248,22 +248,21 @@ class GroupOptions:
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Negatives that come along with a query, drawn anew in every epoch.
+    """Hard negatives of training queries, drawn anew in every epoch.
 
-    Nobody has judged most documents, and some of those may be relevant: negatives that are
-    looked for, by bm25 or in a run, are wrong now and then. Documents known to be relevant never
-    are among them.
+    Documents known to be relevant are never drawn. Most documents are unjudged, so some negatives
+    from bm25 or a run may in truth be relevant.
 
     Args:
-        count: most negatives of one sample.
-        source: `judged` takes documents that people found not relevant, `bm25` those that share
-            most words with the query, `run` those of a file.
+        count: the most negatives of one sample.
+        source: `judged` takes documents of grade 0, `bm25` the best of BM25, `run` those of a run
+            file.
         run: TREC run file with the training queries, such as a prediction of a retriever writes.
-        depth: best ranks that are drawn from.
-        skip: best ranks that are passed over, since they are most likely relevant.
+        depth: ranks to draw from, counted from the best.
+        skip: ranks at the top that are not drawn, since they are most likely relevant.
 
     Raises:
-        ValueError: a number out of its range, or a run without that source.
+        ValueError: a number out of its range, or a run with another source.
     """
 
     count: int = 0
@@ -282,27 +281,27 @@ class Lists(ArrayFolder):
     """The best documents of each query, best first.
 
     Attributes:
-        arrays: documents [Q, L] int64, -1 behind the last; scores [Q, L] float32, 0 there.
+        arrays: documents [Q, L] int64, padded with -1; scores [Q, L] float32, padded with 0.
     """
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of all that they depend on."""
+        """Hex digest of all that determines the lists."""
         return self.folder.name
 
     def __getitem__(self, places: Any) -> Hits:
-        """Return those of one query, [L], or of several."""
+        """Return the list of one query, [L], or of several, [n, L]."""
         return Hits(self.arrays["documents"][places], self.arrays["scores"][places])
 
     def scores_of(self, places: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """Return the scores [n, K] float32 of documents [n, K] of queries [n]; NaN = not listed."""
+        """Return scores [n, K] float32 of documents [n, K] for queries [n]; NaN = not listed."""
         asked, listed = np.where(documents == NO_DOCUMENT, NO_DOCUMENT - 1, documents), self[places]
         is_same = asked[:, :, None] == listed.documents[:, None]
         scores = np.where(is_same, listed.scores[:, None], -np.inf).max(axis=2)
         return np.where(is_same.any(axis=2), scores, np.nan).astype(np.float32)
 
     def of(self, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the documents and scores of one query, without what is behind the last."""
+        """Return the documents and scores of one query, without padding."""
         documents, scores = self[place]
         size = int((documents >= 0).sum())
         return np.array(documents[:size]), np.array(scores[:size])
@@ -317,19 +316,18 @@ def candidate_lists(
     option: str,
     among: np.ndarray | None = None,
 ) -> Lists | None:
-    """Return the lists of the source of these options, kept in the cache; `None` for judged
-    documents.
+    """Return the lists of `options.source`, cached at first use; `None` for judged documents.
 
     Args:
-        most: documents of a query.
-        queries: others in a run are passed over.
+        most: the most documents of a query.
+        queries: the queries; a run's other queries are ignored.
         option: name of the options, for messages.
         among: documents that BM25 searches, ascending; all by default.
 
     Raises:
-        FileNotFoundError: a file of a run is not there.
-        ValueError: a line of a run breaks a rule, a document is unknown, none of the queries is in
-            the files, or there is no BM25.
+        FileNotFoundError: a file of a run does not exist.
+        ValueError: a line of a run breaks a rule, a document is unknown, the files hold none of the
+            queries, or BM25 is left out.
     """
     if options.source == "judged":
         return None
@@ -357,7 +355,7 @@ def candidate_lists(
 def _of_run(
     paths: Sequence[Path], collection: Collection, queries: Queries, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return documents and scores of these queries in the files of a run, as of `Lists`."""
+    """Return documents and scores of these queries in run files, as arrays of `Lists`."""
     places = {query.id: place for place, query in enumerate(queries)}
     documents = [np.zeros(0, np.int64)] * len(queries)
     scores = [np.zeros(0, np.float32)] * len(queries)

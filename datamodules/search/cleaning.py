@@ -1,6 +1,6 @@
-"""Collections made clean by libraries: main texts of pages, near duplicates.
+"""Cleaning of collections: main text of pages, removal of near duplicates.
 
-They are the extra `pages`: trafilatura, datasketch and pyphen, imported where they are used.
+It needs the extra `pages`: trafilatura, datasketch and pyphen, imported where they are used.
 """
 
 import importlib
@@ -13,12 +13,12 @@ from typing import Any
 from datamodules.core.plan import check_range
 from datamodules.files.rows import BadRow, BadRows
 
-NUM_PERMUTATIONS, SEED = 128, 1  # of a sketch
-SHINGLE = 5  # words
+NUM_PERMUTATIONS, SEED = 128, 1  # of a MinHash sketch
+SHINGLE = 5  # words per run
 
 
 def library(name: str) -> Any:
-    """Return a module of the extra; a ValueError says how it is installed."""
+    """Return a module of the extra; ValueError says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -27,14 +27,14 @@ def library(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What is left out of a collection.
+    """Which text and which documents are left out of a collection.
 
     Args:
-        main_text: of an html page, read the main text alone, without menus, footers and comments,
-            as trafilatura finds it; a page without any is empty.
-        near_duplicates: least share of common runs of five words, 0 to 1, estimated by MinHash
-            (Broder 1997), with which a document repeats an earlier one; it then breaks a rule, and
-            data.on_bad_rows=reject leaves it out, with its judgements. `None` looks for none.
+        main_text: read only the main text of html pages, without menus, footers and comments, as
+            trafilatura extracts it; a page without main text is empty.
+        near_duplicates: share of common runs of five words, 0.1 to 1, from which a document counts
+            as a repetition of an earlier one, estimated by MinHash (Broder 1997). It is then a bad
+            row, which data.on_bad_rows=reject leaves out, with its judgements. `None` keeps all.
     """
 
     main_text: bool = False
@@ -44,7 +44,7 @@ class Cleaning:
         check_range("cleaning", 0.1, 1, near_duplicates=self.near_duplicates)
 
     def facts(self) -> dict[str, Any]:
-        """Return plain values that decide what is read; none where nothing is left out."""
+        """Return plain values that determine the result; empty if nothing is left out."""
         facts: dict[str, Any] = {}
         if self.main_text:
             facts["main_text"] = version(library("trafilatura").__name__)
@@ -53,7 +53,7 @@ class Cleaning:
         return facts
 
     def distinct(self, rows: Iterator[Any], bad_rows: BadRows) -> Iterator[Any]:
-        """Yield the `TextRow`s of documents that repeat no earlier one."""
+        """Yield the `TextRow`s of documents that do not repeat an earlier one."""
         if self.near_duplicates is None:
             yield from rows
             return

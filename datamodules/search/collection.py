@@ -1,4 +1,4 @@
-"""A collection: documents, queries and judgements, indexed once into the cache."""
+"""Collections: documents, queries and judgements, indexed into the cache once."""
 
 import hashlib
 import json
@@ -36,27 +36,27 @@ from datamodules.search.formats import (
 )
 
 COLLECTION_VERSION = 5
-READ_ANEW = {"pages": 7, "msmarco": 6, "esci": 6}  # which earlier versions read otherwise
-CACHE_VERSION = 2  # of the folder alone: earlier ones have ids of several words, and runs go on
+READ_ANEW = {"pages": 7, "msmarco": 6, "esci": 6}  # formats with a later version
+CACHE_VERSION = 2  # of the cache folder only, so that a change does not stop runs from resuming
 JUDGEMENTS_AT_ONCE = 65_536
 Reader = BeirReader | EsciReader | PagesReader
 READERS: dict[str, tuple[str, Callable[[Path, CollectionFiles], Reader]]] = {
-    "beir": ("corpus.jsonl", BeirReader),  # the file that tells a layout, and its reader
+    "beir": ("corpus.jsonl", BeirReader),  # the file that identifies a format, and its reader
     "msmarco": (PASSAGES, MsMarcoReader),
     "esci": (PRODUCTS, EsciReader),
 }
-KEY = "S16"  # hash of an id; two of 128 bits never meet by chance
+KEY = "S16"  # 128-bit hash of an id, without collisions in practice
 
 
 @dataclass(frozen=True)
 class CollectionRequest:
-    """All that a collection depends on.
+    """The files and options of a collection.
 
     Args:
-        folder: where the files lie; `None` is the demo.
-        files: those that lie elsewhere or have other names.
-        split: how training queries are divided where a part is missing.
-        cleaning: what is left out of pages, and which documents.
+        folder: folder of the files; `None` is the demo.
+        files: files with other names or in other places.
+        split: how training queries are divided if a part has no judgements.
+        cleaning: which text of pages and which documents are left out.
     """
 
     folder: str | None = None
@@ -69,11 +69,11 @@ class CollectionRequest:
             raise ValueError("data.collection.folder is missing; name that of the documents.")
 
     def reader(self) -> tuple[str, Reader]:
-        """Return the format, `demo`, `pages` or a key of `READERS`, and the reader of these files.
+        """Return the format (`demo`, `pages` or a key of `READERS`) and the reader of these files.
 
         Raises:
-            FileNotFoundError: a file or folder is not there.
-            ValueError: no file tells the format, or a file cannot be assigned to a part.
+            FileNotFoundError: a file or folder does not exist.
+            ValueError: no file identifies the format, or a file belongs to no part.
         """
         folder = demo_collection() if self.folder is None else Path(self.folder).expanduser()
         if not folder.is_dir():
@@ -96,7 +96,7 @@ class CollectionRequest:
 
 
 class Judgements(NamedTuple):
-    """Grades of pairs, sorted by query and document, each pair once."""
+    """Grades of distinct (query, document) pairs, sorted by query and document."""
 
     query: np.ndarray  # [J] int64, number of the query in the collection
     document: np.ndarray  # [J] int64, number of the document
@@ -104,10 +104,10 @@ class Judgements(NamedTuple):
 
 
 class TextTable:
-    """Texts with ids, such as documents, in the order of the files, found by number and by id, in a
-    folder of `write_texts`; they are read with their titles, or without.
+    """Texts with ids, such as documents, in file order, looked up by number or by id in a folder
+    of `write_texts`; `has_titles` False hides their titles.
 
-    Opening is cheap, pickling keeps only the place, and several processes may read at once.
+    Opening is cheap, pickling keeps only the path, and several processes may read at once.
 
     Attributes:
         lengths: [n] int64, bytes of title and text in UTF-8.
@@ -131,7 +131,7 @@ class TextTable:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> TextRecord:
-        if self._handle is None:  # read, not mapped: the pages of a large file would count as ours
+        if self._handle is None:  # not mapped: pages would count as our memory
             self._handle = os.open(self.folder / f"{self.name}.jsonl", os.O_RDONLY)
             weakref.finalize(self, os.close, self._handle)
         start, end = int(self._starts[index]), int(self._starts[index + 1])
@@ -139,7 +139,7 @@ class TextTable:
         return record if self.has_titles else record._replace(title="")
 
     def indices_of(self, ids: Sequence[str]) -> np.ndarray:
-        """Return the number of each id, [n] int64; -1 where there is none."""
+        """Return the number of each id, [n] int64; -1 for unknown ids."""
         if not len(self) or not len(ids):
             return np.full(len(ids), -1, np.int64)
         wanted = np.frombuffer(b"".join(map(_key, ids)), KEY)
@@ -148,7 +148,7 @@ class TextTable:
 
 
 def _one_word(id: str) -> str:
-    """Return an id as TREC's files hold it, whose columns blanks divide: they are %20."""
+    """Return an id with its blanks as %20, since blanks separate the columns of TREC's files."""
     return re.sub(r"\s", "%20", id)
 
 
@@ -157,12 +157,12 @@ def _key(id: str) -> bytes:
 
 
 def write_texts(folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadRows) -> TextTable:
-    """Copy texts into a folder, as a table; what stands again word for word is taken once.
+    """Copy texts into a folder, as a table; exact repetitions of a row are dropped.
 
     Args:
-        name: `documents` may be empty, as some of the field's own files are; `queries` may not.
+        name: texts of `documents` may be empty, as in some standard collections, `queries` not.
         rows: all texts, each with its place.
-        bad_rows: takes empty queries, and texts whose id an earlier other one has.
+        bad_rows: collects empty queries, and texts with the id of a different earlier text.
     """
     known: dict[bytes, int] = {}  # hash of the text of each id
     starts, lengths = array("q", [0]), array("q")
@@ -194,8 +194,8 @@ def write_texts(folder: Path, name: str, rows: Iterable[TextRow], bad_rows: BadR
 
 
 class Collection:
-    """A folder of an indexed collection, as `open_collection` makes it; documents are read with
-    their titles, or without."""
+    """An indexed collection, as made by `open_collection`; `has_titles` False hides the titles of
+    documents."""
 
     def __init__(self, folder: Path, has_titles: bool = True) -> None:
         self.folder = folder
@@ -205,8 +205,8 @@ class Collection:
         self.queries = TextTable(folder, "queries")
 
     def without_leak(self) -> "Collection":
-        """Return the collection as training and evaluation may see it: where the queries are the
-        titles of the documents, without these."""
+        """Return the collection for training and evaluation: if the queries are the documents'
+        titles, the documents lack them."""
         return Collection(self.folder, has_titles=False) if self.facts["asks_titles"] else self
 
     def judgements(self, part: int) -> Judgements:
@@ -220,10 +220,10 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
 
     Args:
         request: its files and options.
-        on_bad_rows: `error` names the first; `reject` leaves them out, listed in the folder.
+        on_bad_rows: `error` raises; `reject` leaves bad rows out and lists them in the folder.
 
     Raises:
-        FileNotFoundError: a file is not there.
+        FileNotFoundError: a file does not exist.
         ValueError: a file cannot be read at all, or rows break a rule.
     """
     format, reader = request.reader()
@@ -235,10 +235,10 @@ def open_collection(request: CollectionRequest, on_bad_rows: OnBadRows = "error"
         "split": asdict(request.split),
         **request.cleaning.facts(),
     }
-    if isinstance(reader, PagesReader):  # paths are ids, and titles of pages without one
+    if isinstance(reader, PagesReader):  # paths are ids, and titles of untitled pages
         content["names"] = [str(path.relative_to(reader.folder)) for path in reader.pages]
     fingerprint = digest_of(content)
-    # Messages name the files, so that the same ones elsewhere are another folder.
+    # Stored messages name the files, so equal files in another place need another folder.
     places = {role: [str(path) for path in paths] for role, paths in files.items()}
     folder = cache_folder("collections", [fingerprint, places, CACHE_VERSION])
     facts = {"fingerprint": fingerprint, "format": format}
@@ -253,7 +253,7 @@ def _write(
     bad_rows: BadRows,
     folder: Path,
 ) -> None:
-    """Fill a folder: texts are copied, judgements resolved to numbers, checked and divided."""
+    """Fill a folder: copy texts; resolve judgements to numbers, check and split them."""
     split = request.split
     distinct = request.cleaning.distinct(reader.rows("documents", bad_rows), bad_rows)
     documents = write_texts(folder, "documents", distinct, bad_rows)
@@ -265,7 +265,7 @@ def _write(
                 f"the files hold no {texts.name}; check that they are those of the collection."
             )
     judged = _judged(reader.judgements(bad_rows), documents, queries, bad_rows)
-    drawn_for = split.without(judged)  # parts that no file names get training queries, by their lot
+    drawn_for = split.without(judged)  # parts without files get training queries
     training = judged.get(TRAIN, {})
     numbers = sorted({query for query, _ in training})
     lots = drawn_for.by_lot(queries[number].id for number in numbers)
@@ -283,8 +283,8 @@ def _write(
 def _judged(
     rows: Iterator[JudgementRow], documents: TextTable, queries: TextTable, bad_rows: BadRows
 ) -> dict[int, dict[tuple[int, int], float]]:
-    """Return part -> numbers of query and document -> grade; what is unknown, no grade or
-    contradicts an earlier one is a bad row."""
+    """Return part -> numbers of query and document -> grade. Unknown ids, invalid grades and
+    contradictions of an earlier grade are bad rows."""
     found: dict[int, dict[tuple[int, int], float]] = {}
     while some := list(islice(rows, JUDGEMENTS_AT_ONCE)):
         of_query = queries.indices_of([row.query for row in some]).tolist()

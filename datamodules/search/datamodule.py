@@ -1,4 +1,4 @@
-"""SearchDataModule: the collection of rankers and retrievers, its tokens, and tables of results."""
+"""Base datamodule of rankers and retrievers: a collection, its tokens, and tables of results."""
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -26,9 +26,9 @@ from datamodules.text.encoding import (
     words_of,
 )
 
-TERM = "queries"  # of the losses: a query is one target
+TERM = "queries"  # name of the loss term, a mean over queries
 MOST_TOKENIZER_TEXTS = 200_000
-NUM_FOUND = 10  # documents of a query in the table for people
+NUM_FOUND = 10  # documents per query in the table for people
 FOUND_COLUMNS = ("query_id", "query", "rank", "score", "address", "title", "snippet")
 SNIPPET_LENGTH, LONGEST_READ = 200, 50_000  # characters
 
@@ -36,8 +36,7 @@ SNIPPET_LENGTH, LONGEST_READ = 200, 50_000  # characters
 def kept_texts(
     collection: Collection, encoding: TextEncoding, queries: Queries
 ) -> tuple[TokenRows, TokenRows]:
-    """Return the tokens of all documents, and of queries by their place: whole ones, tokenised once
-    into the cache."""
+    """Return the uncut tokens of all documents and of all queries, cached at first use."""
     prompts, documents = encoding.prompts, collection.documents
     whole = (prompts["document"] + document.whole for document in documents)
     asked = (prompts["query"] + query.text for query in queries)
@@ -48,15 +47,16 @@ def kept_texts(
 
 
 class SearchDataModule(EncodedTextDataModule):
-    """Opens a collection of documents, queries and judgements; a family builds its datasets.
+    """Opens a collection of documents, queries and judgements; subclasses build the datasets.
 
     Args:
-        collection: which files, in which format; embedded demo data without any.
-        on_bad_rows: `error` names the first, `reject` leaves them out.
-        predict_output: where a prediction goes; `None` is a name in the run folder.
-        predict_queries: a file as `file_queries` reads it, instead of judged queries.
-        bm25: how the words of a text are scored, as first stage and beside a model; `None` leaves
-            BM25 out, which spares indexing the collection.
+        collection: the files and their options; without a folder, demo data.
+        on_bad_rows: `error` stops at the first bad rows, `reject` writes all to rejected.csv.
+        predict_output: output of a prediction; `None` picks a name in the run folder.
+        predict_queries: file of queries to predict for (txt lines, a table or jsonl), instead of
+            the collection's judged queries.
+        bm25: options of BM25, the first stage and a baseline; `None` leaves BM25 out, which saves
+            indexing the collection.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
     """
 
@@ -76,18 +76,18 @@ class SearchDataModule(EncodedTextDataModule):
 
     @cached_property
     def collection(self) -> Collection:
-        """The documents, queries and judgements; made in the cache at first use."""
+        """Documents, queries and judgements; cached at first use."""
         return open_collection(self.collection_request, self.on_bad_rows)
 
     def collection_of(self, stage: Stage) -> Collection:
-        """Return the collection as a stage may read it, see `Collection.without_leak`."""
+        """Return the collection for a stage; all but prediction use `Collection.without_leak`."""
         return self.collection if stage == "predict" else self.collection.without_leak()
 
     def judged(self, part: str, may_lack: bool = False) -> Queries:
-        """Return the judged queries of a part.
+        """Return the queries of a part that have judgements.
 
         Raises:
-            ValueError: there are none, and the part may not lack them.
+            ValueError: there are none, and not `may_lack`.
         """
         judgements = self.collection.judgements(PART_NAMES.index(part))
         judged = Queries(self.collection.queries, self.collection.fingerprint, judgements)
@@ -99,7 +99,7 @@ class SearchDataModule(EncodedTextDataModule):
         return judged
 
     def queries_of_file(self, mode: OnBadRows | None = None) -> Queries | None:
-        """Return the queries of `predict_queries`, where it is given. Args: mode, if other."""
+        """Return the queries of `predict_queries`, if given; `mode` replaces `on_bad_rows`."""
         if self.predict_queries is None:
             return None
         return file_queries(Path(self.predict_queries).expanduser(), mode or self.on_bad_rows)
@@ -112,7 +112,7 @@ class SearchDataModule(EncodedTextDataModule):
         super().prepare_data()
 
     def training_texts(self) -> Iterator[str]:
-        """Yield documents with their titles; of very many, evenly spread ones."""
+        """Yield documents with titles: all, or an even sample of a large collection."""
         count = len(self.collection.documents)
         for index in range(0, count, 1 + count // MOST_TOKENIZER_TEXTS):
             yield self.collection.documents[index].whole
@@ -121,7 +121,7 @@ class SearchDataModule(EncodedTextDataModule):
         return self.collection.fingerprint
 
     def audit(self) -> Audit:
-        """Return the findings over the collection, whatever the model."""
+        """Return contents and faults of the collection; needs no model."""
         collection = open_collection(self.collection_request, "reject")
         contents = _contents(collection.queries)
         audit = Audit("queries", "bytes", bad_rows=read_rejected(collection.folder))
@@ -164,9 +164,9 @@ class SearchDataModule(EncodedTextDataModule):
     def write_rankings(
         self, path: Path, table: Path, rankings: Iterable[Ranking], queries: Queries
     ) -> None:
-        """Write rankings of these queries as a run; for queries of a file, and for pages, the best
-        10 documents of each, too, in a table .csv with their addresses, titles and what they say of
-        the query. A FileExistsError, before anything is written, where one of the two is there."""
+        """Write rankings as a run. For queries of a file, and for pages, also write a .csv with the
+        best 10 documents of each query: address, title and snippet. Raises FileExistsError, before
+        anything is written, if either file exists."""
         has_table = self.predict_queries is not None or self.collection.facts["format"] == "pages"
         if has_table and table.exists():
             raise FileExistsError(f"{table} exists and is not overwritten; move it away.")
@@ -185,14 +185,14 @@ class SearchDataModule(EncodedTextDataModule):
         write_batches(table, [batch])
 
     def shown(self, query: str, number: int, score: float) -> tuple[int, float, str, str, str]:
-        """Return number, score, address or id, title and snippet of a document that was found."""
+        """Return number, score, address or id, title and snippet of a retrieved document."""
         document = self.collection.documents[number]
         place = (document.address or document.id, document.title)
         return number, round(score, 6), *place, snippet(document.text, query)
 
 
 def snippet(text: str, query: str) -> str:
-    """Return what a text says of a query: from the sentence with most of its words, on one line."""
+    """Return one line of a text, from the sentence that shares the most words with the query."""
     words = {word.casefold() for word in words_of(query)}
     sentences = sentences_of(text[:LONGEST_READ].split("\n"))
     shared = [len(words & {word.casefold() for word in words_of(s)}) for s in sentences]
@@ -204,6 +204,6 @@ def snippet(text: str, query: str) -> str:
 
 
 def _contents(table: TextTable) -> np.ndarray:
-    """Return [n] integers, equal for texts that differ in case and spacing alone."""
+    """Return [n] integers, equal for texts that differ only in case and spacing."""
     words = (" ".join(f"{text.title} {text.text}".casefold().split()) for text in table)
     return np.array([text_hash(one) for one in words], np.uint64)

@@ -1,4 +1,4 @@
-"""Files of a collection: BEIR, MS MARCO's passages, Amazon's shopping queries (ESCI), pages.
+"""Readers of collections: BEIR, MS MARCO passages, Amazon's shopping queries (ESCI), pages.
 
 Sources: Bajaj et al. 2016, "MS MARCO"; Reddy et al. 2022, "Shopping Queries Dataset".
 """
@@ -31,8 +31,8 @@ from datamodules.files.rows import (
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import Files, Table, expand_files, text_lines, value_rows
 
-NO_DOCUMENT = -1  # where a row of documents has fewer
-GRADE_NAMES = ("score", "grade", "relevance", "label")  # at the end of a header of judgements
+NO_DOCUMENT = -1  # padding in rows of document numbers
+GRADE_NAMES = ("score", "grade", "relevance", "label")  # of judgements, in headers
 BEIR_SUFFIXES = (".jsonl", ".tsv", ".txt")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 PAGE_SUFFIXES = (*HTML_SUFFIXES, ".md", ".txt")
@@ -40,7 +40,7 @@ QUERY_TABLES = (*JSON_SUFFIXES, ".csv", ".tsv", ".xlsx", ".parquet")
 QUERY_COLUMNS = ("query", "question", "search", "text")
 PAGE_COLUMNS = ("page", "pages", "url", "address", "document", "relevant")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$", re.MULTILINE)
-# Of Jekyll, Hugo and others: keys, and what is indented below them, between two rules.
+# Front matter of Jekyll, Hugo and others: keys and indented values between two rules.
 FRONT_MATTER = re.compile(r"(---|\+{3})\s?\n(?:(?:\w[\w-]* ?[:=]|[ \t#[\]]|- ).*\n|\r?\n)*\1(?!\S)")
 FRONT_TITLE = re.compile(r"""^title ?[:=] ?["']?([^\s"'>|].*?)["']?\s*$""", re.MULTILINE)
 MARKUP = re.compile(
@@ -52,11 +52,11 @@ PRODUCTS, EXAMPLES = (f"shopping_queries_dataset_{n}.parquet" for n in ("product
 EXAMPLE_COLUMNS = ("query_id", "query", "product_locale", "product_id", "esci_label", "split")
 GAINS = {"E": 1.0, "S": 0.1, "C": 0.01, "I": 0.0}  # exact, substitute, complement, irrelevant
 PRODUCT_TEXT = ("product_brand", "product_color", "product_bullet_point", "product_description")
-LONGEST_TITLE = 120  # characters of a first line that is taken for one
+LONGEST_TITLE = 120  # characters of a first line that counts as a title
 
 
 class TextRecord(NamedTuple):
-    """One text with its id; title and address (a url) are "" where a format has none."""
+    """One text with its id; title and address (a url) are "" in formats without them."""
 
     id: str
     title: str
@@ -65,12 +65,12 @@ class TextRecord(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The title, and the text in the next line: input of an encoder."""
+        """Title and, on the next line, text: the input of an encoder."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
 class TextRow(NamedTuple):
-    """A text, and its place in the user's files."""
+    """A text and its place in the user's files."""
 
     record: TextRecord
     path: Path
@@ -78,7 +78,7 @@ class TextRow(NamedTuple):
 
 
 class JudgementRow(NamedTuple):
-    """A judgement with its place; ids of query and document, and the grade as text or number."""
+    """A judgement with its place, ids of query and document, and grade as text or number."""
 
     part: int
     file: str
@@ -90,13 +90,14 @@ class JudgementRow(NamedTuple):
 
 @dataclass(frozen=True)
 class CollectionFiles:
-    """Files of a collection, where they are not those that its folder names by their layout.
+    """Files to use instead of those that a collection's folder holds under standard names.
 
     Args:
-        queries: jsonl; of pages a table or jsonl with query, page and maybe grade.
-        train: judgements of the training queries; named judgements replace all of the folder's.
-        validation: of the validation queries.
-        test: of the test queries.
+        queries: jsonl; for pages, a table or jsonl with query, page and optionally grade.
+        train: judgements of the training queries. Any judgement file named here replaces all of
+            the folder's.
+        validation: judgements of the validation queries.
+        test: judgements of the test queries.
     """
 
     queries: Files = None
@@ -105,7 +106,7 @@ class CollectionFiles:
     test: Files = None
 
     def judgements(self) -> dict[int, Files]:
-        """Return the named files of judgements per part."""
+        """Return the judgement files named for each part."""
         named = {TRAIN: self.train, VALIDATION: self.validation, TEST: self.test}
         return {part: files for part, files in named.items() if files}
 
@@ -116,8 +117,8 @@ class BeirReader:
     Source: https://github.com/beir-cellar/beir.
 
     Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: a file of judgements is of no part, or of one that another has.
+        FileNotFoundError: a file does not exist.
+        ValueError: a judgement file names no part, or the part of another file.
     """
 
     patterns = {
@@ -155,20 +156,20 @@ class BeirReader:
             self.judged[part] = [path]
 
     def files(self) -> dict[str, list[Path]]:
-        """Return all files by their role; all are part of the fingerprint."""
+        """Return all files by role; the fingerprint covers all of them."""
         return {**self.texts, **{PART_NAMES[part]: own for part, own in self.judged.items()}}
 
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
-        """Yield every sound row of `documents` or `queries`."""
+        """Yield every valid row of `documents` or `queries`."""
         for path in self.texts[role]:
             yield from sound_rows(path, text_row, bad_rows)
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
-        """Yield every line that can be cut into its values: query, document and grade with tabs,
-        or TREC's four columns."""
+        """Yield every line that can be parsed: query, document and grade separated by tabs, or
+        TREC's four columns."""
         for part, paths in sorted(self.judged.items()):
             for path in paths:
-                # What is not UTF-8 becomes an id that no text has.
+                # Bytes that are not UTF-8 become an id that no text has.
                 with path.open(encoding="utf-8-sig", errors="replace") as file:
                     for line, text in enumerate(file, start=1):
                         values, words = text.strip("\r\n").split("\t"), text.split()
@@ -189,7 +190,7 @@ class BeirReader:
 class MsMarcoReader(BeirReader):
     """Reader of `collection.tsv`, `queries*.tsv` (id, text) and `qrels*.tsv` of a folder.
 
-    Arguments and errors as of `BeirReader`.
+    Arguments and errors as in `BeirReader`.
     """
 
     patterns = {"documents": PASSAGES, "queries": "queries*.tsv", "judgements": "qrels*.tsv"}
@@ -207,11 +208,11 @@ class MsMarcoReader(BeirReader):
 
 
 class EsciReader:
-    """Reader of the two parquet files; a product's id is its locale and number, its text brand,
-    color, points and description. Grades are the gains of the dataset's own ranking task.
+    """Reader of ESCI's two parquet files. A product's id is its locale and number, its text is
+    brand, color, bullet points and description. Grades are the gains of ESCI's ranking task.
 
     Raises:
-        FileNotFoundError: the examples are not there.
+        FileNotFoundError: the file of examples does not exist.
         ValueError: other files are named, or a column is missing.
     """
 
@@ -225,11 +226,11 @@ class EsciReader:
         Table(self.examples).check(EXAMPLE_COLUMNS)
 
     def files(self) -> dict[str, list[Path]]:
-        """Return all files by their role."""
+        """Return all files by role."""
         return {"documents": [self.products], "queries": [self.examples]}
 
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
-        """Yield every product, or the query of every example."""
+        """Yield every product, or every example's query."""
         for line, row in value_rows(self.products if role == "documents" else self.examples):
             if role == "documents":
                 text = "\n".join(row[name] for name in PRODUCT_TEXT if row.get(name))
@@ -240,7 +241,7 @@ class EsciReader:
                 yield TextRow(record, self.examples, line)
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
-        """Yield every example of a known split."""
+        """Yield the judgement of every example; an unknown split is a bad row."""
         for line, row in value_rows(self.examples):
             label, part = row["esci_label"], PART_ALIASES.get(row["split"])
             place = (str(self.examples), line)
@@ -257,10 +258,10 @@ def _product(row: dict[str, Any]) -> str:
 
 
 def text_row(row: JsonRow) -> TextRow:
-    """Return the text of a row with _id (or id), text, and title and url where it has them.
+    """Return the text of a row with _id (or id), text, and optionally title and url.
 
     Raises:
-        RowFault: a value is missing or no text.
+        RowFault: a value is missing or not a text.
     """
     given = row.values
     key = "_id" if "_id" in given else "id"
@@ -280,7 +281,7 @@ def text_row(row: JsonRow) -> TextRow:
 
 
 class QueryRow(NamedTuple):
-    """A query; its id, page (or a list of them) and grade are `None` where a row has none."""
+    """A query; id, page (or a list of pages) and grade are `None` if the row lacks them."""
 
     line: int
     query: str
@@ -290,8 +291,8 @@ class QueryRow(NamedTuple):
 
 
 def query_rows(path: Path, bad_rows: BadRows) -> Iterator[QueryRow]:
-    """Yield the rows of a table or jsonl of queries that hold one, in characters that UTF-8 knows;
-    lines of text (.txt) have their number as id."""
+    """Yield the rows of a table or jsonl that hold a query in valid characters, or the lines of a
+    .txt with their number as id."""
     if kind_of(path) == ".txt":
         for line, query in enumerate(next(read_documents(path)).text.split("\n"), start=1):
             if query.strip():
@@ -312,22 +313,22 @@ def query_rows(path: Path, bad_rows: BadRows) -> Iterator[QueryRow]:
 
 
 def value_of(row: dict[str, Any], names: Sequence[str]) -> Any:
-    """Return the first value of these columns that is there, `None` without one."""
+    """Return the first non-empty value of these columns, else `None`."""
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
 class PagesReader:
     """Reader of a folder of pages; a page's id is its path in the folder, blanks as %20.
 
-    Queries and their pages stand in `queries.csv` (or .tsv, .xlsx, .jsonl, .parquet) of the folder,
-    or in a named file: a row has query and page (its path, name or address), perhaps a grade above
-    0. Without a file each title is a query, and its page, which is read without it, the answer.
+    Queries and their pages are in `queries.csv` (or .tsv, .xlsx, .jsonl, .parquet) of the folder,
+    or in a named file; a row has query, page (its path, name or address), maybe grade (else 1).
+    Without such a file every title is a query that its page, read without the title, answers.
 
     Args:
-        main_lines: lines of the main text of an html page; `None` reads all that is visible.
+        main_lines: extracts the lines of an html page's main text; `None` reads all visible text.
 
     Raises:
-        FileNotFoundError: a file is not there.
+        FileNotFoundError: a file does not exist.
         ValueError: other files than queries are named.
     """
 
@@ -351,16 +352,16 @@ class PagesReader:
         self.pages = [path for path in pages if path.resolve() not in own]
         self._ids: dict[str, str] = {}  # path, name or address -> id
         self._titles: list[TextRow] = []
-        self._pairs: list[JudgementRow] = []  # with the page as the user names it
+        self._pairs: list[JudgementRow] = []  # document: the page as the user names it
 
     def files(self) -> dict[str, list[Path]]:
-        """Return all files by their role."""
+        """Return all files by role."""
         return {"documents": self.pages, "queries": self.asked}
 
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
-        """Yield every page, then every query or title; `documents` come first."""
+        """Yield every page (`documents`), or every query or title; call it for pages first."""
         if role == "documents":
-            by_name: dict[str, list[str]] = {}  # or by address, which copies of a page share
+            by_name: dict[str, list[str]] = {}  # or by address; shared ones name no page
             for page in self.pages:
                 record = page_record(page, self.folder, self.main_lines)
                 yield TextRow(record, page, 1)
@@ -376,7 +377,7 @@ class PagesReader:
             return
         if not self.asked:
             yield from self._titles
-        numbers: dict[str, str] = {}  # a query stands where it comes first; ids count from 1
+        numbers: dict[str, str] = {}  # id of each query, from 1 by first occurrence
         for path in self.asked:
             for row in query_rows(path, bad_rows):
                 if not row.page:
@@ -391,7 +392,7 @@ class PagesReader:
                     self._pairs.append(JudgementRow(TRAIN, *values))
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
-        """Yield every pair of a query and a page that is there, when all rows have been read."""
+        """Yield every pair of a query and an existing page; call it after `rows`."""
         for title in () if self.asked else self._titles:
             yield JudgementRow(TRAIN, str(self.folder), 1, title.record.id, title.record.id, 1.0)
         for row in self._pairs:
@@ -408,10 +409,10 @@ class PagesReader:
 def page_record(
     page: Path, folder: Path, main_lines: Callable[[str], list[str]] | None = None
 ) -> TextRecord:
-    """Return id, title, text and address of a page; the title is no line of the text.
+    """Return id, title, text and address of a page; the text does not contain the title's line.
 
-    The title is `<title>`, of Markdown that of its front matter, else the first heading, of text a
-    short first line, else the name of the file; the address is that of a canonical link, else "".
+    The title is `<title>` or the first `<h1>` of html, front matter's or the first heading of
+    Markdown, or a short first line; else the file name. The address is the canonical link, or "".
     """
     source, address = decoded_html(page_bytes(page)), ""
     if kind_of(page) in HTML_SUFFIXES:

@@ -1,7 +1,7 @@
-"""Queries with their judgements, queries of a file, and TREC's files of rankings.
+"""Queries with their judgements, queries of a file, and runs, TREC's files of rankings.
 
-A line of a run is `query Q0 document rank score tag`. trec_eval orders by score, never by rank, and
-equal scores by document id, the last first.
+A line of a run is `query Q0 document rank score tag`. trec_eval ignores the rank: it sorts by
+score, and equal scores by document id, in descending order.
 """
 
 import math
@@ -22,13 +22,13 @@ from datamodules.search.formats import NO_DOCUMENT, QUERY_TABLES, TextRecord, Te
 
 NO_SCORE, NO_GRADE = np.float32(0), np.float32(np.nan)
 RELEVANT_ABOVE = 0.0  # grades above it are relevant
-TAG = "unisono"  # of our runs
+TAG = "unisono"  # last column of runs written here
 NO_JUDGEMENTS = Judgements(*(np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.float32)))
 
 
 def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the value of each wanted number, [n] float32, NaN = not known; `wanted` [n] and
-    `known` [m] int64 hold each number once."""
+    """Return the value of each wanted number, [n] float32, NaN for unknown ones; `wanted` [n] and
+    `known` [m] int64 hold each number at most once."""
     found = np.full(len(wanted), np.nan, np.float32)
     _, place, there = np.intersect1d(wanted, known, assume_unique=True, return_indices=True)
     found[place] = values[there]
@@ -36,20 +36,20 @@ def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.n
 
 
 class QueryJudgements(NamedTuple):
-    """All judged documents of a query, ascending [J] int64, and their grades [J] float32."""
+    """Judged documents of a query, ascending [J] int64, and their grades [J] float32."""
 
     documents: np.ndarray
     grades: np.ndarray
 
 
 class Queries:
-    """Some queries of a table, by their place 0 … Q - 1, with the judgements that there are.
+    """Some queries of a table, indexed by place 0 … Q - 1, with any judgements they have.
 
     Args:
-        table: with their texts.
-        source: digest of its content.
-        judgements: of these queries; none by default.
-        numbers: [Q] int64 in the table, ascending; those that are judged by default.
+        table: texts of the queries.
+        source: digest of the table's content.
+        judgements: judgements of these queries; none by default.
+        numbers: [Q] int64, their numbers in the table, ascending; by default the judged ones.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Queries:
         self.numbers = np.unique(judgements.query) if numbers is None else numbers
         self._starts = np.searchsorted(judgements.query, self.numbers)
         self._ends = np.searchsorted(judgements.query, self.numbers, side="right")
-        # Judgements of one query.
+        # The most judgements of one query.
         self.most = int((self._ends - self._starts).max(initial=0))
 
     @property
     def digest(self) -> str:
-        """Hex digest that tells these queries from others."""
+        """Hex digest that identifies these queries."""
         return digest_of([self.source, numbers_digest(self.numbers)])
 
     def __len__(self) -> int:
@@ -81,17 +81,17 @@ class Queries:
         return self.table[int(self.numbers[place])]
 
     def of(self, judgements: Judgements) -> "Queries":
-        """Return the queries of some of the judgements."""
+        """Return the queries of these judgements."""
         return Queries(self.table, self.source, judgements)
 
     def with_relevant(self) -> "Queries":
-        """Return those that have a relevant document, with all their judgements."""
+        """Return the queries that have a relevant document, with all their judgements."""
         judged = self.judgements
         kept = np.isin(judged.query, judged.query[judged.grade > RELEVANT_ABOVE])
         return self.of(Judgements(*(values[kept] for values in judged)))
 
     def part(self, place: int) -> slice:
-        """Return which judgements are those of a query."""
+        """Return the slice of a query's judgements."""
         return slice(self._starts[place], self._ends[place])
 
     def judged(self, place: int) -> QueryJudgements:
@@ -100,8 +100,8 @@ class Queries:
         return QueryJudgements(self.judgements.document[part], self.judgements.grade[part])
 
     def padded(self, places: np.ndarray, width: int = 0) -> QueryJudgements:
-        """Return the judgements of several queries [n], each [n, W], filled up on the right with
-        `NO_DOCUMENT` and `NO_GRADE`; `width` is the least W."""
+        """Return documents and grades [n, W] of several queries [n], padded on the right with
+        `NO_DOCUMENT` and `NO_GRADE`; W is at least `width`."""
         first, end = self._starts[places], self._ends[places]
         index = first[:, None] + np.arange((end - first).max(initial=width))
         is_there = index < end[:, None]
@@ -113,20 +113,19 @@ class Queries:
 
 
 def file_queries(path: Path, on_bad_rows: OnBadRows = "error") -> Queries:
-    """Return the queries of a file, in its order: lines of text (.txt), or a table or jsonl with
-    query and perhaps id; without ids by their number. Rejected rows are listed in their folder.
+    """Return the queries of a file in order: lines of a .txt, or rows of a table or jsonl with
+    query and optionally id, by default the line. The store's folder lists rejected rows.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: its name ends otherwise, a row breaks a rule, an id comes twice, or it has
-            no query.
+        ValueError: unknown file suffix, a row that breaks a rule, a repeated id, or no query.
     """
     check_file(path, "data.predict_queries", (*QUERY_TABLES, ".txt"))
     source = digest_of([COLLECTION_VERSION, kind_of(path), file_digest(path)])
     bad_rows = BadRows(on_bad_rows)
 
     def rows() -> Iterator[TextRow]:
-        ids: dict[str, Any] = {}  # a table of queries and pages names a query several times
+        ids: dict[str, Any] = {}  # a table of queries and pages repeats queries
         for row in query_rows(path, bad_rows):
             id = ids.setdefault(row.query, row.line) if row.id is None else row.id
             yield TextRow(TextRecord(str(id), "", row.query), path, row.line)
@@ -148,7 +147,7 @@ def numbers_digest(numbers: np.ndarray) -> str:
 
 
 class Ranking(NamedTuple):
-    """The documents of one query, best first, and their scores, descending."""
+    """Documents of one query, best first, and their scores, descending."""
 
     query: str
     documents: list[str]
@@ -156,11 +155,11 @@ class Ranking(NamedTuple):
 
 
 def write_run(path: Path, rankings: Iterable[Ranking]) -> None:
-    """Write rankings, each query once, whole or not at all.
+    """Write rankings to a new file, atomically, each query once.
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: a score is no number.
+        ValueError: a score is not finite.
     """
     with new_file(path) as file:
         for ranking in rankings:
@@ -172,14 +171,14 @@ def write_run(path: Path, rankings: Iterable[Ranking]) -> None:
 
 
 def read_run(path: Path) -> Iterator[Ranking]:
-    """Yield the rankings of a run, ordered by score, equal scores by rank.
+    """Yield the rankings of a run, sorted by score, ties by rank.
 
     Raises:
-        ValueError: a line breaks a rule, or a query or document comes again.
+        ValueError: a line breaks a rule, or a query or a query's document is repeated.
     """
     done: set[str] = set()
     for query, lines in groupby(_run_lines(path), key=itemgetter(1)):
-        found: dict[str, tuple[float, int]] = {}  # document -> what it is ordered by
+        found: dict[str, tuple[float, int]] = {}  # document -> sort key
         for number, _, document, rank, score in lines:
             if query in done:
                 rule = "this query stands further up; sort the run."
@@ -195,7 +194,7 @@ def read_run(path: Path) -> Iterator[Ranking]:
 
 def _run_lines(path: Path) -> Iterator[tuple[int, str, str, int, float]]:
     """Yield number, query, document, rank and score of each line."""
-    # What is not UTF-8 becomes an id that no text has.
+    # Bytes that are not UTF-8 become an id that no text has.
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, text in enumerate(file, start=1):
             if not text.strip():

@@ -1,6 +1,6 @@
-"""RankingDataModule: queries with their candidates as planned batches for the ranker.
+"""Datamodule of rankers: queries with their candidates as planned batches.
 
-Shapes: B queries in the micro-batch, K candidates of one, P pairs, J judgements of one.
+Shapes: B queries in the micro-batch, K candidates per query, P pairs, J judgements per query.
 """
 
 import logging
@@ -35,21 +35,21 @@ from datamodules.search.queries import (
 )
 from datamodules.text.encoding import TextEncoding
 
-ROWS_OF_PART = 64  # with fewer, what is saved of padding is lost by smaller matrix products
+ROWS_OF_PART = 64  # smaller parts save padding but lose more to small matrix products
 NO_TEXT = np.zeros(0, np.int64)
-DECIMALS = 6  # of a score
-MOST_NAMED = 3  # queries of a message
+DECIMALS = 6  # of a written score
+MOST_NAMED = 3  # queries named in a message
 log = logging.getLogger(__name__)
 
 
 class RankingDataset(PlannedDataset):
-    """Queries, each with all its candidates, or with a group of them for training; in the test with
-    the scores of the first stage and of BM25.
+    """Queries with all their candidates, in training with a group drawn from them. In the test the
+    scores of the first stage and of BM25 come along as baselines.
 
     Args:
-        queries: with the judgements that there are.
-        groups: how candidates are drawn in every epoch of training.
-        seed: key of the draw, together with epoch and sample id.
+        queries: the queries with any judgements they have.
+        groups: how each training epoch draws candidates.
+        seed: key of the draw, with epoch and sample id.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RankingDataset(PlannedDataset):
         self.options, self.stage = options, stage
         self.groups, self.seed = groups if stage == "train" else None, seed
         self.bm25 = None if bm25 is None else open_bm25(collection, bm25)
-        # What a test shows beside a ranker.
+        # Rankings that a test compares with the ranker's.
         self.baselines = ["first"] * (options.source == "run") + ["bm25"] * (bm25 is not None)
         listed = (options.top, collection, queries, "data.candidates")
         self.lists = candidate_lists(options, bm25, *listed)
@@ -77,16 +77,16 @@ class RankingDataset(PlannedDataset):
         self.lengths = np.maximum(1, np.array(lengths, np.int64))
         lists = [self.lists.fingerprint] if self.lists else []
         drawn = self.groups and asdict(self.groups)
-        which = queries.digest if stage == "predict" else len(places)  # whose parts lie in files
+        which = queries.digest if stage == "predict" else len(places)  # parts are in its digest
         facts = [collection.fingerprint, encoding.digest, lists, which, drawn]
         self.fingerprint = digest_of([*facts, bm25 and asdict(bm25)])
         self.target_counts = {TERM: None}
-        # Batches of a prediction are as wide as the longest list, so that results join.
+        # All prediction batches have the width of the longest list, so that results concatenate.
         even = places if stage == "predict" else ()
         self.width = max((len(self.candidates(place)) for place in even), default=1)
 
     def listed(self, place: int) -> np.ndarray:
-        """Return the documents of a query's list, best first, or the judged ones, ascending."""
+        """Return the documents listed for a query, best first, else the judged ones, ascending."""
         lists = self.lists
         return self.queries.judged(place).documents if lists is None else lists.of(place)[0]
 
@@ -95,8 +95,8 @@ class RankingDataset(PlannedDataset):
         return np.sort(self.listed(place))
 
     def graded(self, place: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return the candidates that a query has in this epoch [K] int64, ascending, and their
-        grades [K] float32, NaN = unjudged. Args: rng, of the sample."""
+        """Return a query's candidates of this epoch [K] int64, ascending, and their grades [K]
+        float32, NaN = unjudged; `rng` is the sample's generator of the epoch."""
         judged = self.queries.judged(place)
         if self.groups is None:
             documents = self.candidates(place)
@@ -109,15 +109,15 @@ class RankingDataset(PlannedDataset):
         return documents[order], grades[order]
 
     def bm25_scores(self, place: int, documents: np.ndarray) -> np.ndarray:
-        """Return BM25's scores of documents, [n] float32; 0 where BM25 is left out."""
+        """Return BM25 scores of documents, [n] float32; all 0 without BM25."""
         if self.bm25 is None:
             return np.zeros(len(documents), np.float32)
         return self.bm25.scores(self.queries[place].text, documents).astype(np.float32)
 
     def first_scores(self, place: int, documents: np.ndarray) -> np.ndarray:
-        """Return the first stage's scores of documents, [n] float32, 0 where there is none.
+        """Return the first stage's scores of documents, [n] float32; all 0 without a first stage.
 
-        A document that a run does not list has the lowest score of the query's list.
+        A document that the run does not list gets the lowest score in the query's list.
         """
         if self.options.source != "run":
             return self.bm25_scores(place, documents)
@@ -129,8 +129,8 @@ class RankingDataset(PlannedDataset):
         return np.where(np.isnan(scores), values.min(), scores)
 
     def prior(self, place: int, scores: np.ndarray) -> np.ndarray:
-        """Return the first stage's scores of candidates [K] less the mean of the query's whole
-        list, in its standard deviations, so that a training step's draw does not move them."""
+        """Return first-stage scores [K] standardised by mean and standard deviation of the query's
+        whole list, so that they do not depend on the candidates drawn in a training step."""
         if self.lists is None:
             known = self.first_scores(place, self.queries.judged(place).documents)
         else:
@@ -140,7 +140,7 @@ class RankingDataset(PlannedDataset):
         return (scores - float(known.mean())) / (float(known.std()) or 1.0)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
-        """Return the padded batch of queries with their candidates of this epoch."""
+        """Return the padded batch of queries with this epoch's candidates."""
         places = sample_ids.tolist()
         groups = [self.graded(place, rng_for(self.seed, epoch, place)) for place in places]
         each = [(place, documents) for place, (documents, _) in zip(places, groups, strict=True)]
@@ -149,7 +149,7 @@ class RankingDataset(PlannedDataset):
         width = index.shape[1]
         texts = [self.document_tokens[number] for _, own in each for number in own.tolist()]
         queries = [self.query_tokens[place] for place, own in each for _ in own]
-        # Where no query has a candidate there is one empty row.
+        # If no query has a candidate, the batch has one empty row.
         rows = self.encoding.rows(texts or [NO_TEXT], queries or [NO_TEXT])
         order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
         rows = {name: values[order] for name, values in rows.items()}
@@ -163,7 +163,7 @@ class RankingDataset(PlannedDataset):
         }
         num_parts = 1
         if self.groups is not None:
-            # By the size that groups may have, which is the same on all replicas; each has a pair.
+            # From the largest group size, so that all replicas agree; each part has a pair.
             most = len(places) * self.groups.size // ROWS_OF_PART
             num_parts = max(1, min(len(places), most))
         batch = {
@@ -182,15 +182,15 @@ class RankingDataset(PlannedDataset):
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the query, and the grades of its candidates of this epoch."""
+        """Return the query and the grades of this epoch's candidates."""
         documents, grades = self.graded(sample_id, rng_for(self.seed, epoch, sample_id))
         names = [self.collection.documents[int(number)].id for number in documents]
         shown = (f"{name}:{grade:g}" for name, grade in zip(names, grades.tolist(), strict=True))
         return {"query": self.queries[sample_id].text, "candidates": " ".join(shown)}
 
     def _length(self, place: int, sizes: np.ndarray) -> int:
-        """Return how many positions the rows of a query have together; of a group that is drawn,
-        its size times the mean. Args: sizes, tokens of each document of the collection."""
+        """Return the positions of all rows of a query; for a drawn group, its size times the mean.
+        `sizes` are the tokens of each document of the collection."""
         of_query = 1 + min(len(self.query_tokens[place]), self.encoding.limits.max_query_length)
         if self.groups is None:
             return int(self.encoding.positions(of_query + sizes[self.candidates(place)]).sum())
@@ -201,17 +201,17 @@ class RankingDataset(PlannedDataset):
 
 
 class RankingDataModule(SearchDataModule):
-    """Deals queries with their candidates; a prediction is a run, TREC's file of rankings.
+    """Serves queries with their candidates. A prediction is a run, TREC's file format of rankings.
 
     Args:
-        candidates: which documents of a query are ranked, in evaluation and prediction; in
-            training they are where hard negatives are mined.
+        candidates: the documents that are ranked for a query in evaluation and prediction, and
+            from which training mines hard negatives.
         groups: the candidates of a query in a training step.
-        predict_part: part whose judged queries a prediction ranks for, without a file of queries.
+        predict_part: part whose judged queries a prediction ranks if there is no file of queries.
         search: collection, output, tokenizer and more, see `SearchDataModule`.
 
     Raises:
-        ValueError: options in conflict.
+        ValueError: options contradict each other.
     """
 
     default_output = "ranked.trec"
@@ -225,7 +225,7 @@ class RankingDataModule(SearchDataModule):
     ) -> None:
         super().__init__(**search)
         self.candidates, self.groups, self.predict_part = candidates, groups, predict_part
-        # Whether each candidate, in training too, has the score of a first stage.
+        # Whether every candidate, also in training, has a first-stage score.
         self.scores_first = candidates.source == "run" or self.bm25 is not None
         if groups.mined and candidates.source == "judged":
             raise ValueError(
@@ -239,7 +239,7 @@ class RankingDataModule(SearchDataModule):
             )
 
     def check_stage(self, stage: Stage) -> None:
-        """Raise where the stage has no query, or its file of them breaks a rule."""
+        """Raise if the stage has no query, or its file of queries breaks a rule."""
         self._queries(stage)
 
     def make_dataset(
@@ -248,18 +248,18 @@ class RankingDataModule(SearchDataModule):
         """Return the dataset of one stage.
 
         Raises:
-            FileNotFoundError: a file is not there.
-            ValueError: no query is judged in it, or a run or file of queries breaks a rule.
+            FileNotFoundError: a file does not exist.
+            ValueError: the stage has no judged query, or a run or file of queries breaks a rule.
         """
         facts = (self.candidates, self.bm25, stage, self.groups, self.seed)
         return RankingDataset(self.collection_of(stage), encoding, self._queries(stage), *facts)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the run, best first, equal scores in the order of documents; for queries of a file,
-        and for pages, a table of the best beside it (.csv).
+        """Write the run, best first, ties in document order; for queries of a file, and for pages,
+        also a .csv of the best documents, see `write_rankings`.
 
-        `score` [N, K] of the results, of the candidates in the order of documents, is rounded to 6
-        decimals: the others are rounding errors in single precision.
+        `results["score"]` [N, K], by candidates in document order, is rounded to 6 decimals, since
+        further digits are rounding errors of single precision.
         """
         dataset = self.datasets["predict"]
         assert isinstance(dataset, RankingDataset)

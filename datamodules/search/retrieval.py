@@ -1,7 +1,7 @@
-"""RetrievalDataModule: pairs to train a retriever, single texts for everything else.
+"""Datamodule of retrievers: pairs for training, single texts for evaluation and prediction.
 
-Shapes: B samples of the micro-batch, K documents of one, R most documents that are known, Q
-queries, J most judgements of one, F documents of a first stage.
+Shapes: B samples of the micro-batch, K documents per sample, R the most relevant documents of a
+query, Q queries, J the most judgements of a query, F documents of a first stage.
 """
 
 import json
@@ -52,34 +52,33 @@ from datamodules.text.encoding import (
 )
 
 KINDS = ("judged", "titles", "sentences")  # of training pairs
-FEWEST_WORDS = 4  # of a sentence that can stand for a query
-SAMPLE_KEY = 1_607  # of the documents that are drawn; any number
-OWN_VERSION = 3  # of the rows of a document's own texts
-DRAWS_VERSION = 2  # of what a sample draws: a run does not go on with other draws
-NUM_DRAWS = 2  # of a sample, which have the keys 0 and 1; those of its other draws follow
+FEWEST_WORDS = 4  # of a sentence that can serve as a query
+SAMPLE_KEY = 1_607  # hash key that draws `num_others` documents; arbitrary
+OWN_VERSION = 3  # version of the store of `own_texts`
+DRAWS_VERSION = 2  # version of the random draws: a run does not resume with other draws
+NUM_DRAWS = 2  # uniform draws of a sample, keys 0 and 1; further hash keys follow
 NEGATIVES, OF_QUERY, OF_DOCUMENTS = 2, 3, 4
-NO_HASH = np.uint64(2**64 - 1)  # behind all others
-QUERIES, DOCUMENTS, OWN = range(3)  # arrays that tokens come from
+NO_HASH = np.uint64(2**64 - 1)  # sorts behind all others
+QUERIES, DOCUMENTS, OWN = range(3)  # index of the array that tokens come from
 TITLES = KINDS.index("titles")
 
 
 @dataclass(frozen=True)
 class TrainingMix:
-    """How often each kind of pair comes in an epoch: the ratio of a mixed training.
+    """How often each kind of training pair occurs in an epoch.
 
     Args:
-        judged: times that each judged query is taken, with one of its relevant documents, drawn
-            anew each time in proportion to its grade.
-        titles: times that each document gives its title as query and its text as answer.
-        sentences: times that each document gives one of its sentences as query, drawn anew each
-            time, and itself as answer.
-        removal: probability that such a sentence is then missing from the document.
-        token_dropout: probability that a distinct token is missing from a query or a document in
-            this epoch; one that would lose all of them keeps them.
+        judged: pairs per epoch of each judged query with one of its relevant documents, drawn anew
+            each time in proportion to the grades.
+        titles: pairs per epoch of each document's title, as the query, with its text.
+        sentences: pairs per epoch of one of each document's sentences, drawn anew each time, as
+            the query, with the document.
+        removal: probability that this sentence is removed from the document.
+        token_dropout: probability that a distinct token is removed from a query or a document in
+            an epoch; a text that would lose all its tokens keeps them.
 
     Raises:
-        ValueError: a negative number, nothing at all, or a removal or dropout that is no
-            probability.
+        ValueError: a negative count, no pairs at all, or a removal or dropout outside 0 to 1.
     """
 
     judged: int = 1
@@ -97,8 +96,8 @@ class TrainingMix:
         check_range("mix", 0, 1, removal=self.removal, token_dropout=self.token_dropout)
 
     def counts(self, collection: Collection, queries: Queries) -> list[int]:
-        """Return how many pairs of each kind there are, each counted once; `queries` are those
-        that have a relevant document.
+        """Return the number of distinct pairs of each kind; `queries` are those with a relevant
+        document.
 
         Raises:
             ValueError: nothing is left to train on.
@@ -115,10 +114,10 @@ class TrainingMix:
 
 
 def document_sentences(text: str) -> tuple[list[str], list[int]]:
-    """Return the sentences of a text, at least one, which may have no word, and the places of
-    those that can stand for a query: short ones where there are no others.
+    """Return the sentences of a text, at least one (which may be empty), and the indices of those
+    that can serve as queries: the long enough ones, or all if none is.
 
-    The ends of lines mean nothing, as texts may be wrapped.
+    Line ends do not end a sentence, as texts may be wrapped.
     """
     line = " ".join(text.split())
     sentences = sentences_of([line]) or [line]
@@ -127,26 +126,26 @@ def document_sentences(text: str) -> tuple[list[str], list[int]]:
 
 
 class OwnTexts(TokenRows):
-    """The queries that documents ask themselves, and the documents without them, as mapped tokens.
+    """Documents' titles and sentences as queries, and the documents without them; mapped tokens.
 
     Attributes:
-        arrays: asking [queries, 3, 2] int64, from which token to before which one goes the query,
-            then what stands before it and what behind it; of a document its title, where it has
-            one, then the sentences that can stand for a query; first_asking [documents + 1] int64,
-            where those of each document begin there; has_title [documents] bool.
+        arrays: asking [queries, 3, 2] int64, token ranges (start, end) of a query and of the
+            document's text before and behind it; for each document its title, if any, then the
+            sentences that can serve as queries; first_asking [documents + 1] int64, where each
+            document's queries begin; has_title [documents] bool.
     """
 
     def drawn(
         self, numbers: np.ndarray, is_title: np.ndarray, removal: float, draws: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw a query of each document: [n, 3, 2] as in `asking`, and [n] bool, whether it is then
-        missing from the document.
+        """Draw a query from each document: its ranges [n, 3, 2] as in `asking`, and [n] bool,
+        whether it is removed from the document.
 
         Args:
-            numbers: [n] of the documents.
-            is_title: [n] bool, whether the title asks; where there is none, a sentence does.
-            removal: probability that a sentence is missing then; a single one never is.
-            draws: [n, 2] float64 in [0, 1), of the sentence and of its removal.
+            numbers: [n] document numbers.
+            is_title: [n] bool, whether the title is the query; without one, a sentence is drawn.
+            removal: probability that the sentence is removed; a document's only one never is.
+            draws: [n, 2] float64 in [0, 1), for the sentence and for its removal.
         """
         has_title, starts = self.arrays["has_title"][numbers], self.arrays["first_asking"]
         first, end = starts[numbers] + has_title, starts[numbers + 1]
@@ -158,7 +157,7 @@ class OwnTexts(TokenRows):
 
 
 def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
-    """Return the texts that documents have of their own, tokenised once into the cache."""
+    """Return the queries that documents provide themselves, tokenised into the cache once."""
 
     def make(folder: Path) -> None:
         asking, first_asking, has_title = array("q"), array("q", [0]), array("b")
@@ -168,7 +167,7 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
             query, document_prompt = encoding.prompts["query"], encoding.prompts["document"]
             for document in collection.documents:
                 title, (sentences, places) = document.title, document_sentences(document.text)
-                # Some texts begin with their title, by which they would be found without learning.
+                # A text that begins with its title would match it without any learning.
                 body = document.text.removeprefix(title)
                 heads = [document._replace(text=one).whole for one in sentences[1::-1]]
                 asked = [title and query + title, *(query + one for one in sentences)]
@@ -176,8 +175,8 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
                 own = encoding.ids_of([asked[0], heads[0], *asked[1:], *heads[1:]])
                 own += encoding.ids_behind(sentences[1:])
                 yield from own
-                # Title, body, sentences, title and second sentence, title and first sentence, and
-                # the other sentences as they stand behind another.
+                # In `own`: title, body, all sentences, title with second and with first sentence,
+                # then the second and later sentences as they are tokenised behind another one.
                 ends = [start, *(np.cumsum([len(ids) for ids in own]) + start).tolist()]
                 start, part = ends[-1], len(own) - len(sentences)
                 has_title.append(len(own[0]) > 0)
@@ -201,17 +200,17 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
 
 
 class PairDataset(PlannedDataset):
-    """Pairs of the training part, and of the documents themselves.
+    """Training pairs of judged queries, and of documents with their own titles and sentences.
 
     Args:
-        queries: of the training part, those that have a relevant document.
-        negatives: which documents come along as hard negatives.
-        bm25: how it scores, where it finds them.
-        seed: key of all that is drawn, together with epoch and sample id.
-        terms: names of losses beside that of the pairs, such as that of a run's scores.
+        queries: training queries that have a relevant document.
+        negatives: how hard negatives are chosen.
+        bm25: options of BM25 if it finds the negatives.
+        seed: key of all draws, with epoch and sample id.
+        terms: names of further loss terms, such as the distillation of a run's scores.
 
-    Raises: as of `candidate_lists`, and ValueError where nothing is left to train on, negatives are
-        to be judged ones and nobody was found not relevant, or scores to be learnt and no run's.
+    Raises: the errors of `candidate_lists`, and ValueError if there is no pair to train on, judged
+        negatives are asked for but no document has grade 0, or distillation has no run.
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class PairDataset(PlannedDataset):
         self.own = own_texts(collection, encoding) if mix.titles or mix.sentences else None
         is_relevant = judgements.grade > RELEVANT_ABOVE
         relevant = queries.of(Judgements(*(column[is_relevant] for column in judgements)))
-        # Of the relevant documents of a query, cumulated in their order: for the draw of one.
+        # Cumulative shares of the grades of a query's relevant documents, from which one is drawn.
         shares = np.ones(len(relevant.judgements.query))
         of_query = np.zeros(len(queries), np.int64)
         for place in range(len(queries)):
@@ -268,19 +267,19 @@ class PairDataset(PlannedDataset):
         self.target_counts = dict.fromkeys((TERM, *terms))
 
     def pools(self, places: np.ndarray) -> np.ndarray:
-        """Return the documents [n, P] that negatives of queries [n] are drawn from, -1 = none;
-        relevant ones may be there."""
+        """Return the documents [n, P] to draw negatives of queries [n] from, -1 = none; they may
+        include relevant ones."""
         if self.lists is not None:
             return self.lists[places].documents[:, self.negatives.skip :]
         documents, grades = self.queries.padded(places)
         return np.where(grades <= RELEVANT_ABOVE, documents, NO_DOCUMENT)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
-        """Return the padded batch of several samples [B] as they are in this epoch."""
+        """Return the padded batch of samples [B] as drawn in this epoch."""
         keys = keys_for(self.seed, epoch, sample_ids)
         draws = uniforms_for(self.seed, epoch, sample_ids, NUM_DRAWS)
         kinds = np.searchsorted(self.ends, sample_ids, side="right")
-        # Of judged pairs the places of their queries, else the numbers of the documents.
+        # Places of the queries for judged pairs, numbers of the documents for the others.
         numbers = (sample_ids - self.ends[kinds]) % self.counts[kinds]
         judged, own = np.flatnonzero(kinds == 0), np.flatnonzero(kinds)
         places, num_queries = numbers[judged], len(sample_ids)
@@ -299,7 +298,7 @@ class PairDataset(PlannedDataset):
             drawn = np.take_along_axis(np.where(is_out, NO_DOCUMENT, pools), first, axis=1)
             documents[judged, 1 : 1 + drawn.shape[1]] = drawn
 
-        # The queries, then the documents, each joined from one or two ranges of tokens.
+        # Queries, then documents; each text is joined from one or two token ranges.
         ranges = np.zeros((num_queries + documents.size, 2, 2), np.int64)
         which = np.repeat([QUERIES, DOCUMENTS], [num_queries, documents.size])
         arrays = [self.query_tokens.tokens, self.document_tokens.tokens]
@@ -344,7 +343,7 @@ class PairDataset(PlannedDataset):
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the kind, the query as it is read, and the ids of the documents."""
+        """Return kind, query as the model reads it, and document ids."""
         batch = self.batch(np.array([sample_id]), epoch)
         kind = KINDS[np.searchsorted(self.ends, sample_id, side="right")]
         query = self.encoding.tokenizer.decode(batch["query_ids"][0].numpy())
@@ -354,12 +353,12 @@ class PairDataset(PlannedDataset):
 
 
 class TextsDataset(PlannedDataset):
-    """Queries, then documents, each once; a sample is a text: for evaluation and prediction.
+    """Queries, then documents, for evaluation and prediction; each text is one sample.
 
     Args:
-        queries: in an evaluation with their judgements.
-        documents: [D] numbers of those that are encoded, ascending.
-        bm25: how the first stage scores; `None` leaves it out.
+        queries: the queries, in evaluation with their judgements.
+        documents: [D] numbers of the documents to encode, ascending.
+        bm25: options of the first stage; `None` leaves it out.
     """
 
     def __init__(
@@ -386,7 +385,7 @@ class TextsDataset(PlannedDataset):
         self.target_counts = {}
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
-        """Return the padded batch of several texts [B], the same in every epoch."""
+        """Return the padded batch of texts [B], the same in every epoch."""
         is_query, numbers = sample_ids < len(self.queries), self.numbers[sample_ids]
         columns = (each.tolist() for each in (is_query, sample_ids, numbers))
         most = self.encoding.limits.max_query_length
@@ -398,8 +397,8 @@ class TextsDataset(PlannedDataset):
         return {**self.encoding.rows(ids), **own}
 
     def known(self, numbers: np.ndarray) -> tuple[QueryJudgements, Hits]:
-        """Return the judgements [Q, J] of queries of these numbers [Q], and what BM25 finds among
-        the documents [Q, F]."""
+        """Return the judgements [Q, J] of the queries with these numbers [Q], and the documents
+        that BM25 finds for them [Q, F]."""
         places = np.searchsorted(self.queries.numbers, numbers)
         none = np.zeros((len(places), 0), np.int64)
         hits = Hits(none, none.astype(np.float32))
@@ -415,8 +414,8 @@ class TextsDataset(PlannedDataset):
 
 
 def chosen_documents(queries: Queries, num_documents: int, num_others: int | None) -> np.ndarray:
-    """Return the documents that queries are searched among, ascending: the judged ones, and so many
-    others (`None`: all), which depend on nothing but their number."""
+    """Return the documents to search, ascending: all judged ones and `num_others` more, or all
+    documents for `None`. Which ones are drawn depends only on the document numbers."""
     everything = np.arange(num_documents)
     if num_others is None:
         return everything
@@ -427,21 +426,21 @@ def chosen_documents(queries: Queries, num_documents: int, num_others: int | Non
 
 
 class RetrievalDataModule(SearchDataModule):
-    """Deals pairs for training, and single texts to encode for everything else.
+    """Serves pairs for training, and single texts to encode for evaluation and prediction.
 
     In evaluation and prediction a sample is a query or a document, and each is encoded once.
 
     Args:
-        mix: how often each kind of pair comes in an epoch.
-        negatives: which documents come along as hard negatives.
-        num_others: evaluation searches the judged documents and so many others instead of the
-            whole collection, which is easier: its figures say so. `None` searches all.
+        mix: how often each kind of training pair occurs in an epoch.
+        negatives: how hard negatives are chosen.
+        num_others: unjudged documents that evaluation searches besides the judged ones; `None`
+            searches the whole collection. Fewer make the task easier, and the results say so.
         predict_part: part whose judged queries a prediction encodes and searches with.
-        predict_depth: documents of each query in the run that a prediction writes.
+        predict_depth: documents per query in the run that a prediction writes.
         search: collection, output, tokenizer and more, see `SearchDataModule`.
 
     Raises:
-        ValueError: a number below 1, or of others below 0.
+        ValueError: predict_depth is below 1, or num_others below 0.
     """
 
     default_output = "encoded"  # a folder
@@ -465,7 +464,7 @@ class RetrievalDataModule(SearchDataModule):
         return prompts_of(self.model.tokenizer)
 
     def check_stage(self, stage: Stage) -> None:
-        """Raise where there is nothing to train on, or no query to evaluate or search with."""
+        """Raise if there is no pair to train on, or no query to evaluate or search with."""
         if stage == "predict":
             self._predicted()
         elif stage == "train":
@@ -479,7 +478,7 @@ class RetrievalDataModule(SearchDataModule):
         """Return the dataset of one stage.
 
         Raises:
-            ValueError: there is nothing to train on, or no query to evaluate or search with.
+            ValueError: there is no pair to train on, or no query to evaluate or search with.
         """
         collection = self.collection_of(stage)
         num_documents = len(collection.documents)
@@ -489,17 +488,17 @@ class RetrievalDataModule(SearchDataModule):
         queries = self.judged(stage, may_lack=stage == "train")
         if stage == "train":
             facts = (self.mix, self.negatives, self.bm25, self.seed)
-            terms = self.model.options.get("terms", ())  # of other losses
+            terms = self.model.options.get("terms", ())  # further loss terms
             return PairDataset(collection, encoding, queries.with_relevant(), *facts, terms)
         documents = chosen_documents(queries, num_documents, self.num_others)
         return TextsDataset(collection, encoding, queries, documents, self.bm25)
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the encoded texts, `vector` [Q + D, W] of the results, which may be mapped, and
-        whatever the model's `search` finds in them, whole or not at all.
+        """Write the encoded texts, `results["vector"]` [Q + D, W] (possibly memory-mapped), and the
+        rankings of the model's `search`, atomically.
 
         Raises:
-            FileExistsError: the folder is there.
+            FileExistsError: the folder exists.
         """
         dataset, vectors = self.datasets["predict"], results["vector"]
         assert isinstance(dataset, TextsDataset)

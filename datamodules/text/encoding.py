@@ -1,4 +1,4 @@
-"""Texts as input of an encoder: words, terms, tokens between marks, and their datamodule."""
+"""Input of text encoders: words, terms, rows of tokens with marks, and the base datamodule."""
 
 import json
 import re
@@ -25,30 +25,30 @@ from datamodules.tokenizers.text import (
     options_of_model,
 )
 
-ROWS_VERSION = 2  # of how texts become rows of tokens
+ROWS_VERSION = 2  # version of the cached tokens of texts
 TEXTS_AT_ONCE = 1024
 RECIPE_KEY = "text_encoder_recipe"
 PROMPTS_FILE = "config_sentence_transformers.json"
-# Names that folders have for words before a query or a document.
+# Names under which model folders store the words to put before a query or a document.
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 # Numbers such as 3.5 and 1,000 are one word.
 WORD = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+(?:['’\-][^\W_]+)*")
-# An end: marks, then closing quotes or brackets, then a space or the end of the line.
+# End of a sentence: marks, then closing quotes or brackets, then a space or the line's end.
 END = re.compile(r"(?<![.!?…])([.!?…]+)[\"'”’»)\]]*(?=\s|$)")
 LAST_WORD = re.compile(r"[^\s(\[\"'“‘«]+$")
 FOLLOWS = re.compile(r"\s*[\"'“‘«(\[\s]*(.?)", re.DOTALL)
-LONGEST_ABBREVIATION = 12  # characters, with room to see that a word is longer
+LONGEST_ABBREVIATION = 12  # characters; longer than any, so that longer words do not match
 _ABBREVIATIONS = """
 mr mrs ms dr prof sr jr st rev hon gen col sgt capt lt vs etc al cf ca approx no nos vol vols pp p
 fig figs eq sec ch ed eds inc ltd co corp dept est jan feb mar apr jun jul aug sep sept oct nov dec
 mon tue wed thu fri e.g i.e u.s u.k a.m p.m ph.d b.a m.a d.c
 """
 ABBREVIATIONS = frozenset(_ABBREVIATIONS.split())
-# Some of them end sentences as often as not: they do where a capital follows.
+# Abbreviations that often end a sentence; they do so if a capital follows.
 MAY_END = frozenset({"etc", "al", "inc", "ltd", "co", "corp", "u.s", "u.k", "a.m", "p.m", "no"})
 KEPT_STEMS = 1 << 17
-# Words that ask or connect, without which a query means the same.
+# Question words and connectives, without which a query means the same.
 ENGLISH = """
 a an and are as at be but by for from had has have he her his i if in into is it its it no not of on
 or our she so such that the their then there these they this to was we were what when where which
@@ -63,10 +63,10 @@ def words_of(text: str) -> list[str]:
 
 
 def sentences_of(lines: Iterable[str]) -> list[str]:
-    """Return the sentences of lines; none goes over the end of a line, such as a heading's.
+    """Return the sentences of lines; none continues over the end of a line, such as a heading.
 
-    `?!` and `...` are one end, and what follows them in small letters goes on with the sentence;
-    not so behind a lone mark such as ` .`, nor in a line without capitals, where it says nothing.
+    `?!` and `...` are one end. A small letter behind an end continues the sentence, except behind a
+    free-standing mark such as ` .`, or behind a single mark in a line without capitals.
     """
     found = []
     for line in lines:
@@ -100,27 +100,27 @@ def _is_end(line: str, start: int, end: re.Match[str], has_capitals: bool) -> bo
 
 
 def stemmer_version(stemmer: str | None) -> list[str]:
-    """Return the version of the stemmers where one is used: another may cut words otherwise."""
+    """Return the version of the stemmer library if one is used, since versions may differ."""
     return [] if stemmer is None else [version("snowballstemmer")]
 
 
 @lru_cache(maxsize=8)
 def terms_by(stemmer: str | None, stopwords: str | None) -> Callable[[str], list[str]]:
-    """Return what cuts a text into terms: letters and digits, in lower case.
+    """Return a function that cuts a text into terms: runs of letters and digits in lower case.
 
     Args:
-        stemmer: language of a Snowball stemmer, such as english; `None` compares whole words.
-        stopwords: language whose commonest words are passed over; `None` keeps all.
+        stemmer: language of a Snowball stemmer, such as english; `None` keeps whole words.
+        stopwords: language whose most common words are dropped; `None` keeps all.
 
     Raises:
-        ValueError: there is no list of such words, or no stemmer of the language.
+        ValueError: the language has no stopword list or no stemmer.
         ImportError: the stemmer is not installed.
     """
     if stopwords not in (None, "english"):
         raise ValueError(f'stopwords must be none or english, got "{stopwords}".')
     stem, stop = None, STOPWORDS if stopwords else frozenset()
     if stemmer is not None:
-        import snowballstemmer  # which is needed for stems alone
+        import snowballstemmer  # needed for stems only
 
         if stemmer not in snowballstemmer.algorithms():
             known = ", ".join(sorted(snowballstemmer.algorithms()))
@@ -136,18 +136,18 @@ def terms_by(stemmer: str | None, stopwords: str | None) -> Callable[[str], list
 
 @dataclass(frozen=True)
 class TextLimits:
-    """How much of a text an encoder sees.
+    """Length limits and normalisation of an encoder's texts.
 
     Args:
-        max_length: most positions of a row, marks included; the end of a text is cut.
-        max_query_length: most tokens of a query.
-        lower_case: whether letters are made small before they become tokens.
-        stemmer: language of a Snowball stemmer, such as english; a text then becomes its terms,
-            words without punctuation, before they become tokens.
-        stopwords: language whose commonest words are left out; a text then becomes its terms.
+        max_length: the most positions of a row, with its marks; a longer text loses its end.
+        max_query_length: the most tokens of a query.
+        lower_case: whether texts are lowercased before they are tokenised.
+        stemmer: language of a Snowball stemmer, such as english; texts are then reduced to stemmed
+            words without punctuation before they are tokenised.
+        stopwords: language whose most common words are left out; texts then also lose punctuation.
 
     Raises:
-        ValueError: a query that leaves no room for a document, or an unknown language.
+        ValueError: a query leaves no room for a document, or the language is unknown.
     """
 
     max_length: int = 256
@@ -158,19 +158,19 @@ class TextLimits:
 
     def __post_init__(self) -> None:
         terms_by(self.stemmer, self.stopwords)
-        # A query is a part of max_length, beside three marks.
+        # Query and document share max_length with three marks.
         check_range("text", 1, self.max_length - 3, max_query_length=self.max_query_length)
 
     def normalised(self, text: str) -> str:
-        """Return a text as it is tokenised."""
+        """Return the text that is tokenised."""
         if self.stemmer or self.stopwords:
             return " ".join(terms_by(self.stemmer, self.stopwords)(text))
         return text.lower() if self.lower_case else text
 
 
 def prompts_of(folder: str | None) -> dict[str, Any]:
-    """Return `prompts` for a recipe, by "query" and "document", of a folder of
-    sentence-transformers; nothing where it has none.
+    """Return `prompts` for a recipe ("query" and "document") from a sentence-transformers folder;
+    {} if it has none.
 
     Raises:
         ValueError: the file is damaged.
@@ -190,17 +190,17 @@ def prompts_of(folder: str | None) -> dict[str, Any]:
 
 
 class TextEncoding:
-    """Turns texts into token ids and rows of them, as a recipe says.
+    """Turns texts into token ids and rows of tokens, as configured by a recipe.
 
     Args:
         recipe: `tokenizer` of `TextTokenizer.to_dict`, and `text`, fields of `TextLimits`.
 
     Attributes:
-        begin_id: token before a text; `None` for no such mark.
-        separator_id: token behind each text.
-        num_marks: marks around a single text.
-        room: most tokens of a single text.
-        prompts: words before a "query" and a "document", where a recipe has some.
+        begin_id: token before a text; `None` if there is none.
+        separator_id: token after each text.
+        num_marks: number of these marks for a single text.
+        room: the most tokens of a single text.
+        prompts: words to put before a "query" and a "document".
     """
 
     def __init__(self, recipe: dict[str, Any]) -> None:
@@ -217,11 +217,11 @@ class TextEncoding:
         self.room = self.limits.max_length - self.num_marks
 
     def positions(self, sizes: np.ndarray) -> np.ndarray:
-        """Return how many positions single texts of so many tokens take."""
+        """Return the positions of single texts with these numbers of tokens."""
         return np.minimum(sizes + self.num_marks, self.limits.max_length)
 
     def ids(self, text: str) -> np.ndarray:
-        """Return the token ids of a text, [n] int64, whole and without marks."""
+        """Return the token ids of a text, [n] int64, uncut and without marks."""
         return self.tokenizer.encode(self.limits.normalised(text))
 
     def ids_of(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -229,18 +229,18 @@ class TextEncoding:
         return self.tokenizer.encode_batch([self.limits.normalised(text) for text in texts])
 
     def ids_behind(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids of each text as it stands behind another, a blank before it."""
+        """Return the token ids of each text as it follows another one, after a blank."""
         behind = [f" {one}" if one else "" for one in map(self.limits.normalised, texts)]
         return self.tokenizer.encode_batch(behind, continues=True)
 
     def rows(
         self, texts: Sequence[np.ndarray], queries: Sequence[np.ndarray] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return texts between their marks, see `marked`.
+        """Return texts with their marks, cut to the limits, see `marked`.
 
         Args:
-            texts: token ids of R texts; their ends are cut.
-            queries: of R queries before them, whose ends are cut, too; `None` for single texts.
+            texts: token ids of R texts.
+            queries: token ids of R queries that precede the texts; `None` for single texts.
         """
         columns, rooms = [], [self.room] * len(texts)
         if queries is not None:
@@ -251,12 +251,12 @@ class TextEncoding:
         return self.marked(*zip(map(np.concatenate, columns), sizes, strict=True))
 
     def marked(self, *columns: tuple[np.ndarray, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Return texts between their marks: input_ids [R, T] int64, attention_mask [R, T] bool and,
-        where there are queries, segment_ids [R, T] int64, 0 of a query and 1 of a text.
+        """Return texts with their marks: input_ids [R, T] int64, attention_mask [R, T] bool and,
+        if there are queries, segment_ids [R, T] int64, 0 for a query and 1 for a text.
 
         Args:
-            columns: of R queries, where they have some, then of R texts: token ids, one text
-                behind the other, and [R] int64 how many each has.
+            columns: first for R queries (optional), then for R texts: the concatenated token ids,
+                and the number of tokens of each, [R] int64.
         """
         first = self.num_marks - 1
         lengths = first + len(columns) + np.sum([size for _, size in columns], axis=0)
@@ -280,12 +280,12 @@ class TextEncoding:
     def chunk_rows(
         self, texts: Sequence[np.ndarray], stride: int | None, most: int
     ) -> dict[str, torch.Tensor]:
-        """Return long texts in overlapping chunks, each a row; a short text is one: input_ids
-        [C, T] int64, attention_mask [C, T] bool, and chunk_of [C] int64, the text of each.
+        """Return texts in chunks, each a row: input_ids [C, T] int64, attention_mask [C, T] bool,
+        and chunk_of [C] int64, the index of each chunk's text. A short text is one chunk.
 
         Args:
-            stride: tokens from the beginning of one chunk to that of the next; `None` is `room`.
-            most: chunks of one text that are kept; what follows is cut.
+            stride: tokens from the start of one chunk to that of the next; `None` is `room`.
+            most: the most chunks of one text; the rest is cut off.
         """
         room, step = self.room, stride or self.room
         starts = [range(0, max(0, len(ids) - room) + step, step)[:most] for ids in texts]
@@ -296,14 +296,14 @@ class TextEncoding:
 
     @cached_property
     def digest(self) -> str:
-        """Hex digest of all that decides the ids of a text."""
+        """Hex digest of all that determines the ids of a text."""
         limits = self.limits
         facts = [self.tokenizer.digest, asdict(limits), *stemmer_version(limits.stemmer)]
         return digest_of([*facts, self.prompts] if any(self.prompts.values()) else facts)
 
 
 class TokenRows(ArrayFolder):
-    """The tokens of N texts; `starts` [N + 1] are where those of each begin in `tokens`."""
+    """The tokens of N texts; those of text i are tokens[starts[i]:starts[i + 1]]."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -311,32 +311,32 @@ class TokenRows(ArrayFolder):
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many tokens each text has, [N] int64."""
+        """Number of tokens of each text, [N] int64."""
         return np.diff(self.starts)
 
     def __getitem__(self, number: int) -> np.ndarray:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
 
     def ranges(self, numbers: np.ndarray) -> np.ndarray:
-        """Return from which token to before which one texts [n] go, [n, 2] int64."""
+        """Return start and end (exclusive) in `tokens` of texts [n], [n, 2] int64."""
         return np.stack([self.starts[numbers], self.starts[numbers + 1]], axis=-1)
 
 
 def joined(
     arrays: Sequence[np.ndarray], which: np.ndarray, ranges: np.ndarray, most: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of texts that are joined from ranges of token arrays, [N] int64, one text
-    behind the other, and [texts] int64, how many each has.
+    """Join texts from ranges of token arrays: return their concatenated tokens, [N] int64, and the
+    number of tokens of each text, [texts] int64.
 
     Args:
-        which: [texts] int64, the array of each.
-        ranges: [texts, 2, 2] int64, two ranges each, from the first token to before the last.
-        most: [texts] int64, of the tokens of each; the others are cut.
+        which: [texts] int64, index of each text's array.
+        ranges: [texts, 2, 2] int64, two ranges (start, end exclusive) per text.
+        most: [texts] int64, the most tokens of each text; the rest is cut off.
     """
     sizes = np.minimum(ranges[:, :, 1] - ranges[:, :, 0], most[:, None])
     sizes[:, 1] = np.minimum(sizes[:, 1], most - sizes[:, 0])
     flat = sizes.ravel()
-    # How far a token's place in its array is ahead of its place here.
+    # Offset from a token's index in the result to its index in its array.
     ahead = np.repeat(ranges[:, :, 0].ravel() - (flat.cumsum() - flat), flat)
     places, sizes = np.arange(len(ahead)) + ahead, sizes.sum(axis=1)
     which = np.repeat(which, sizes)
@@ -348,7 +348,7 @@ def joined(
 
 
 def write_token_rows(folder: Path, vocab_size: int, rows: Iterable[np.ndarray]) -> None:
-    """Write the token ids of texts into a folder, as `TokenRows` reads them."""
+    """Write the token ids of texts into a folder for `TokenRows`."""
     dtype = token_dtype(vocab_size)
     with (
         ArrayFile(folder / "tokens.npy", dtype) as tokens,
@@ -363,12 +363,12 @@ def write_token_rows(folder: Path, vocab_size: int, rows: Iterable[np.ndarray]) 
 def kept_tokens(
     facts: Sequence[object], encoding: TextEncoding, texts: Iterator[str], most: int | None
 ) -> TokenRows:
-    """Return the tokens of texts, kept in the cache.
+    """Return the tokens of texts, cached at first use.
 
     Args:
-        facts: plain JSON that tells these texts from all others.
-        texts: read where they are not kept yet.
-        most: tokens of one text that are kept, its first; `None` keeps all.
+        facts: plain JSON that identifies these texts.
+        texts: read only if they are not cached.
+        most: how many leading tokens of a text are kept; `None` keeps all.
     """
 
     def rows() -> Iterator[np.ndarray]:
@@ -381,13 +381,13 @@ def kept_tokens(
 
 
 class EncodedTextDataModule(PlannedDataModule):
-    """Texts read with the tokenizer of a recipe; a family adds its texts and datasets.
+    """Base of the datamodules of text encoders; subclasses add their texts and datasets.
 
-    After `setup`, `recipe` holds what a checkpoint must keep to read a text in the same way.
+    After `setup`, `recipe` holds what a checkpoint must keep to encode texts in the same way.
 
     Args:
-        tokenizer: of the texts; `None` takes that of a pretrained encoder, else bytes.
-        text: how much of a text is seen; a checkpoint's own win over these.
+        tokenizer: how text becomes tokens; `None` takes the pretrained encoder's, else bytes.
+        text: length limits and normalisation of texts; a trained model keeps its own.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
     """
 
@@ -403,20 +403,20 @@ class EncodedTextDataModule(PlannedDataModule):
 
     @abstractmethod
     def training_texts(self) -> Iterator[str]:
-        """Yield the texts that a tokenizer's vocabulary is made of."""
+        """Yield the texts from which a tokenizer's vocabulary is made."""
 
     @abstractmethod
     def texts_digest(self) -> str:
-        """Return the hex digest of those texts."""
+        """Return the hex digest of the training texts."""
 
     def check_stage(self, stage: Stage) -> None:
-        """Raise what `build` would, where it needs no tokens: before hours of tokenising."""
+        """Raise errors of `build` that need no tokens, before hours of tokenising."""
 
     @abstractmethod
     def make_dataset(
         self, stage: Stage, encoding: TextEncoding, recipe: dict[str, Any]
     ) -> PlannedDataset:
-        """Return the dataset of one stage; all that it reads is made in the cache."""
+        """Return the dataset of one stage; the files that it reads are made in the cache."""
 
     def build(self, stage: Stage) -> PlannedDataset:
         """Return the dataset of one stage."""
@@ -425,12 +425,12 @@ class EncodedTextDataModule(PlannedDataModule):
         return self.make_dataset(stage, self.encoding, self.recipe)
 
     def recipe_facts(self) -> dict[str, Any]:
-        """Return what else a checkpoint must keep, such as the names of classes; none here."""
+        """Return further facts for the recipe, such as the names of classes."""
         return {}
 
     def token_counts(self) -> tuple[torch.Tensor, int]:
-        """Return how many training texts hold each token [V] int64, special ones aside, and how
-        many texts there are."""
+        """Return how many training texts contain each token, [V] int64 (0 for special tokens), and
+        the number of texts."""
         assert self.encoding is not None
         tokenizer = self.encoding.tokenizer
         counts, number = np.zeros(tokenizer.vocab_size, np.int64), 0
@@ -441,7 +441,7 @@ class EncodedTextDataModule(PlannedDataModule):
         return torch.from_numpy(counts), number
 
     def prepare_data(self) -> None:
-        """Make the tokenizer, and the tokens of all texts, in the cache, once per machine."""
+        """Cache the tokenizer and the tokens of all texts, once per machine."""
         stages = self.wanted_stages(self._trainer_stage())
         for stage in stages:
             self.check_stage(stage)
@@ -451,7 +451,7 @@ class EncodedTextDataModule(PlannedDataModule):
             self.make_dataset(stage, encoding, recipe)
 
     def setup(self, stage: str) -> None:
-        """Take the recipe and build the datasets of the stage."""
+        """Set the recipe and build the stage's datasets."""
         self.recipe = self._recipe(stage)
         encoding = TextEncoding(self.recipe)
         if self.encoding is None or self.encoding.digest != encoding.digest:
@@ -460,13 +460,13 @@ class EncodedTextDataModule(PlannedDataModule):
         super().setup(stage)
 
     def _recipe(self, stage: str) -> dict[str, Any]:
-        """Return the recipe of the model that is evaluated, or the one to train with."""
+        """Return a trained model's recipe, or a new one for training."""
         recipe = self.trained_recipe(stage)
         if recipe is not None:
             return recipe
         text = asdict(self.text)
         options = options_of_model(self.model.tokenizer, self.tokenizer_options)
-        if options.kind in ("bytes", "folder"):  # made at once
+        if options.kind in ("bytes", "folder"):  # needs no training text
             tokenizer = make_tokenizer(options, iter(())).to_dict()
         else:
             kept = {name: value for name, value in text.items() if not name.startswith("max_")}

@@ -1,6 +1,6 @@
 """Rows of tokens: documents cut into pieces, packed by best fit, joined and padded.
 
-Shapes: R rows of the micro-batch, T positions of its longest; D documents, N pieces of them.
+Shapes: R rows of the micro-batch, T positions of the longest row; D documents, N pieces.
 """
 
 from bisect import bisect_left, insort
@@ -17,17 +17,17 @@ from datamodules.text.store import TokenStore, TokenStream
 
 
 class Piece(NamedTuple):
-    """Some successive positions of one document: input_ids [n] and labels [n], int64."""
+    """Successive positions of one document: input_ids [n] and labels [n], int64."""
 
     input_ids: np.ndarray
     labels: np.ndarray
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of pieces, filled so that little room is left.
+    """Pack pieces into rows so that little room is left.
 
-    Pieces are taken from the longest to the shortest, equal ones in their order and at once, each
-    into the row with the least room that still holds it, of several into the one that has had it
+    Pieces are placed from longest to shortest, equal ones together and in order, each into the row
+    with the least room that still holds it; among equal rows, into the one that has had this room
     longest.
 
     Args:
@@ -35,8 +35,8 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
         capacity: positions of a row.
 
     Returns:
-        order [N] int64, the pieces row by row in ascending order, and offsets [rows + 1] int64:
-        row r holds order[offsets[r]:offsets[r + 1]].
+        order [N] int64, the pieces row by row and ascending within a row, and offsets [rows + 1]
+        int64: row r holds order[offsets[r]:offsets[r + 1]].
 
     Source: best-fit decreasing (Johnson 1973); for language models Ding et al. 2024.
     """
@@ -45,7 +45,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
     by_length = np.argsort(-lengths.astype(np.int64), kind="stable")
     sizes, firsts = np.unique(-lengths[by_length].astype(np.int64), return_index=True)
     row_of, num_rows = np.empty(len(lengths), np.int64), 0
-    rooms: list[int] = []  # that rows have, ascending
+    rooms: list[int] = []  # free positions that occur in rows, ascending
     with_room: dict[int, list[np.ndarray]] = {}
     for size, pieces in zip((-sizes).tolist(), np.split(by_length, firsts[1:]), strict=True):
         while len(pieces):
@@ -77,9 +77,9 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray
 def joined_rows(
     examples: list[list[Piece]], in_one_row: bool = False, least_shape: tuple[int, int] = (0, 0)
 ) -> dict[str, Any]:
-    """Return one row per sample, its pieces one after the other, padded to the longest row; and
-    rows of padding, which belong to the last sample, up to `least_shape` [R, T]. Or all samples in
-    one row, without any padding."""
+    """Return one row per sample, its pieces concatenated and padded to the longest row; rows of
+    padding, which count as the last sample's, fill up to `least_shape` [R, T]. With `in_one_row`
+    all samples form one row without padding."""
     pieces = [piece for example in examples for piece in example]
     sizes = np.array([len(piece.labels) for piece in pieces])
     widths = np.array([sum(len(piece.labels) for piece in example) for example in examples])
@@ -111,14 +111,14 @@ def joined_rows(
 
 
 class RowDataset(PlannedDataset):
-    """Rows of pieces of documents. A sample is a list of pieces, which share a row.
+    """Rows of pieces of documents. A sample is the list of pieces of one row.
 
     Args:
-        stream: of the documents.
-        starts: [N] first position of each piece in it.
+        stream: tokens of the documents.
+        starts: [N] first position of each piece in the stream.
         sizes: [N] positions of each piece.
-        context_length: most positions of a row.
-        layout: `packed` fills rows by best fit; `documents` gives each piece its own, and joins
+        context_length: the most positions of a row.
+        layout: `packed` fills rows by best fit; `documents` makes each piece a sample and joins
             those of a micro-batch without padding.
     """
 
@@ -142,11 +142,11 @@ class RowDataset(PlannedDataset):
         self.lengths = self.per_row(sizes)
 
     def per_row(self, values: np.ndarray) -> np.ndarray:
-        """Return the sums of values [N] of pieces over each row."""
+        """Return the sum of the pieces' values [N] in each row."""
         return np.diff(np.concatenate([[0], np.cumsum(values[self.order])])[self.offsets])
 
     def pieces_of(self, sample_id: int) -> list[int]:
-        """Return the numbers of the pieces of one row."""
+        """Return the indices of the pieces of one row."""
         return self.order[self.offsets[sample_id] : self.offsets[sample_id + 1]].tolist()
 
     def document_lengths(self, ids: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ class RowDataset(PlannedDataset):
         return self.stretch(int(self.starts[number]), int(self.sizes[number]))
 
     def stretch(self, start: int, size: int) -> Piece:
-        """Return some positions of the stream."""
+        """Return successive positions of the stream."""
         tokens = self.stream.tokens[start : start + size + 1].astype(np.int64)
         return Piece(tokens[:-1], tokens[1:])
 
@@ -166,12 +166,12 @@ class RowDataset(PlannedDataset):
         return [self.piece(number) for number in self.pieces_of(sample_id)]
 
     def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
-        """Return the rows; samples of single documents follow each other in one row, unpadded."""
+        """Return the rows; in layout `documents` all samples in one row without padding."""
         return joined_rows(examples, not self.is_padded, self.least_shape)
 
 
 class TokenDataset(RowDataset):
-    """One part of a store, its documents cut into pieces; see `RowDataset`."""
+    """One part of a store with its documents cut into pieces, see `RowDataset`."""
 
     def __init__(self, store: TokenStore, part: int, context_length: int, layout: str) -> None:
         self.store, stream = store, store.stream(part)
@@ -181,7 +181,7 @@ class TokenDataset(RowDataset):
         self.target_counts = {TERM: self.lengths}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the text of each document of the row, special tokens included."""
+        """Return the text of each document in the row, with special tokens."""
         texts = {"positions": str(self.lengths[sample_id])}
         for number, piece in enumerate(self.example(sample_id, epoch), start=1):
             tokens = np.append(piece.input_ids, piece.labels[-1:])
@@ -191,14 +191,14 @@ class TokenDataset(RowDataset):
 
 
 class BlockDataset(TokenDataset):
-    """Successive blocks of a part, whatever its documents; each epoch cuts at other places.
+    """Successive blocks of a part, across document boundaries; each epoch cuts at other places.
 
-    The stream is a ring: a block that passes its end goes on at its beginning, as a document of
-    its own. So every epoch has the same number of blocks and uses each position exactly once.
+    The stream is a ring: a block that passes its end continues at its beginning, as a separate
+    document. So every epoch has the same number of blocks and uses each position exactly once.
 
     Args:
-        context_length: positions of a block; the last one may be shorter.
-        seed: key of the places; `None` always cuts from the beginning (evaluation).
+        context_length: positions of a block; the last block may be shorter.
+        seed: key of the places to cut; `None` always cuts from the beginning (evaluation).
     """
 
     def __init__(self, store: TokenStore, part: int, context_length: int, seed: int | None) -> None:
@@ -224,7 +224,7 @@ class BlockDataset(TokenDataset):
         return self.lengths[ids]
 
     def phase(self, epoch: int) -> int:
-        """Return the position at which the blocks of an epoch begin."""
+        """Return the position where the first block of an epoch begins."""
         if self.seed is None:
             return 0
         return int(rng_for(self.seed, epoch, 0).integers(self.num_positions))
@@ -233,8 +233,8 @@ class BlockDataset(TokenDataset):
 def cut_into_pieces(
     starts: np.ndarray, num_positions: np.ndarray, longest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return starts [N] and sizes [N] of the pieces of documents [D], 1 to `longest` positions, and
-    the document [N] of each."""
+    """Cut documents [D] into pieces of 1 to `longest` positions; return starts [N], sizes [N] and
+    document [N] of each piece."""
     counts = -(-num_positions // longest)  # [D]
     document = np.repeat(np.arange(len(counts)), counts)
     before = longest * (np.arange(len(document)) - (np.cumsum(counts) - counts)[document])
