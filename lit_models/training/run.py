@@ -1,7 +1,7 @@
 """Run folder: its choice and lock, the facts of a run, banner, loggers and progress.
 
-Every rank of a command chooses by what is on the disk, and the first one holds the lock. No step is
-written before all ranks are there, and they go on only where all have chosen the same.
+Every rank of a command chooses the folder by what is on the disk; the first one locks it. No step
+is written before all ranks have joined, and they go on only if all have chosen the same.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from lit_models.training.progress import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
 OF_CONFIG = r'"command": "(?!.*default_root_dir)[^"]*?--config[= ](\S+)\.ya?ml'  # in topology.json
-LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; what a launcher calls the run
-_held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # by this process; folders that it made
+LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; the launcher's ids of the run
+_held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # locks, and folders created for them
 
 
 @dataclass(frozen=True)
 class Run:
-    """Folder and first checkpoint of a run, a line for the user, a digest of config and code."""
+    """Folder of a run, checkpoint to start from, line for the user, digest of config and code."""
 
     folder: str
     ckpt_path: str | None = None
@@ -64,16 +64,16 @@ def decide(
     is_asked: bool = False,
     own: Path | None = None,
 ) -> Run:
-    """Return the run that a command line means; reads the disk, writes nothing.
+    """Return the run that a command line refers to; reads the disk, writes nothing.
 
     Args:
         root: trainer.default_root_dir, such as runs/demo.
         ckpt_path: a path, "auto" or `None`.
         newest: returns the newest sound checkpoint of a run folder, or `None`.
-        is_asked: the command line names the root itself, no file does; an evaluation writes there,
-            wherever its checkpoint lies.
-        own: the run whose config an evaluation takes: it means that run, wherever it was moved, and
-            no later one of its name.
+        is_asked: the root is given on the command line, not in a file; an evaluation then writes
+            there, wherever its checkpoint is.
+        own: folder of the run whose config an evaluation takes: it refers to that run, wherever it
+            was moved, not to a later run of its name.
 
     Raises:
         FileNotFoundError: the checkpoint does not exist, or `auto` finds none for an evaluation.
@@ -98,7 +98,7 @@ def decide(
             )
         begun = [folder for folder in siblings(root) if (folder / FILE_NAME).exists()]
         if begun and not any((begun[-1] / "checkpoints").glob("*.ckpt")):
-            # It was killed before its first checkpoint: the same run begins again, with one ledger.
+            # Killed before its first checkpoint: the same run begins again, in the same ledger.
             return Run(str(begun[-1]), None, f"--ckpt_path auto: {begun[-1]} begins again")
         ckpt_path = None
         notices.append("--ckpt_path auto found no sound checkpoint: a fresh start")
@@ -125,7 +125,7 @@ def decide(
 
 
 def siblings(root: Path) -> list[Path]:
-    """Return the run folders <name>, <name>-2, … that exist, oldest first; not of <name>-2.yaml."""
+    """Return the run folders <name>, <name>-2, … that exist, oldest first; not <name>-2.yaml's."""
     numbered = [(1, root)] if root.is_dir() else []
     for path in root.parent.glob("*-*/"):
         name, _, number = path.name.rpartition("-")
@@ -138,27 +138,27 @@ def siblings(root: Path) -> list[Path]:
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether a run has begun in a folder; one of plain Lightning keeps no ledger."""
+    """Return whether a run has begun in a folder; plain Lightning writes checkpoints, no ledger."""
     return (folder / FILE_NAME).exists() or any((folder / "checkpoints").glob("*.ckpt"))
 
 
 def check_writable(folder: Path) -> None:
-    """Raise PermissionError unless files can be made in a run folder that may not exist yet."""
+    """Raise PermissionError unless files can be created in a folder, which need not exist yet."""
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -> Run:
-    """Return the run that is chosen, whose folder no other process writes until `release`.
+    """Return the chosen run; no other process writes its folder until `release`.
 
-    The lock of a process of this host that is gone is taken over, and that of an earlier start of
-    the same SLURM job, or world of the same elastic run, on any host. `choose` is called again
-    under the lock of a new run, as another may have begun.
+    A lock is taken over if its process on this host is gone, or if it is held by an earlier start
+    of the same SLURM job or an earlier world of the same elastic run, on any host. For a new run
+    `choose` is called again under the lock, as another run may have begun meanwhile.
 
     Raises:
-        OSError: this user may not write there.
-        RuntimeError: another process holds the folder.
+        OSError: this user may not write to the folder.
+        RuntimeError: another process holds its lock.
     """
     job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
     own, earlier = [f"{job} {restarts}"] if job else [], {f"{job} {n}" for n in range(restarts)}
@@ -170,16 +170,16 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         check_writable(folder)
         made = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        # A moment, in which another one that has just taken it writes who it is.
+        # Wait a moment, so that a process that has just taken the lock can write who it is.
         lock = SoftFileLock(folder / LOCK, timeout=0.5, thread_local=False)
         try:
             if earlier & {*_text(folder / LOCK_JOB).splitlines()}:
-                (folder / LOCK).unlink(missing_ok=True)  # it has ended by then
+                (folder / LOCK).unlink(missing_ok=True)  # that start has ended
             lock.acquire()
         except Timeout:
             holder = _text(folder / LOCK).splitlines()
             process, host = holder[:2] if len(holder) > 1 else ("unknown", "an unknown host")
-            host, _, _ = host.partition("?")  # what follows tells containers apart
+            host, _, _ = host.partition("?")  # a suffix tells containers apart
             raise RuntimeError(
                 f"{folder} is in use: process {process} on {host} trains there, and two runs in "
                 "one folder would mix their steps. Wait for it or stop it, or give another "
@@ -198,13 +198,13 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
 
 
 def release(folder: Path) -> None:
-    """Give a run folder free, if this process holds it; one that it made for nothing goes."""
+    """Release this process's lock on a run folder; remove folders it created that are empty."""
     if folder not in _held:
         return
     lock, made = _held.pop(folder)
     (folder / LOCK_JOB).unlink(missing_ok=True)
     lock.release()
-    if folder in made and [*folder.iterdir()] == [folder / "tensorboard"]:  # of a refused start
+    if folder in made and [*folder.iterdir()] == [folder / "tensorboard"]:  # a refused start's
         remove(folder / "tensorboard")
     for path in made:
         if path.is_dir() and not any(path.iterdir()):
@@ -216,16 +216,16 @@ def _text(path: Path) -> str:
 
 
 class RunFolder(Callback):
-    """Keeps all ranks in one folder: of a command in the one that was chosen, of a script in the
-    trainer's `default_root_dir`, which it locks while it trains. The checkpoint that is given to
-    one call of the trainer is not that of the next.
+    """Keeps all ranks in one run folder: the one that the command chose, in a script the trainer's
+    `default_root_dir`, which is locked while it trains. A checkpoint path passed to one call of the
+    trainer does not carry over to the next.
 
     Args:
-        chosen: by a command on this rank, and locked on the first one; `None` in a script.
+        chosen: run that the command chose on this rank, locked by the first; `None` in a script.
 
     Raises:
-        RuntimeError: on all ranks: they have different runs or data, or a script's folder is in
-            use, holds checkpoints of another run, or cannot be made.
+        RuntimeError: on all ranks, if they have different runs or data, or if a script's folder is
+            in use, holds checkpoints of another run, or cannot be created.
     """
 
     def __init__(self, chosen: Run | None = None) -> None:
@@ -236,19 +236,19 @@ class RunFolder(Callback):
         self._names_checkpoint = trainer.ckpt_path is not None
         if self.chosen is not None:
             run = self.chosen
-            # Of what auto finds the first rank alone has compared the bytes; all load its choice.
+            # With auto only the first rank has compared checksums; all ranks load its choice.
             is_auto = run.ckpt_path and run.notice.startswith("--ckpt_path auto")
             start = "the newest checkpoint" if is_auto else run.ckpt_path
             own = f"{run.folder}, from {start}, by config, code, torch, strategy and precision "
             agree("runs", own + run.digest, "start again, or name the checkpoint with --ckpt_path")
         data = getattr(trainer, "datamodule", None)
-        if isinstance(data, PlannedDataModule):  # other plans would use samples twice, or never
+        if isinstance(data, PlannedDataModule):  # other plans would use a sample twice, or never
             plans = [(name, data.request(name)) for name in data.datasets]
             own = ", ".join(f"{n} {p.num_samples:,} samples, plan {p.digest()}" for n, p in plans)
             agree("data", own, "copy those of the data again")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the folder of a script; its checkpoint is read by now, and nothing written."""
+        """Lock a script's folder: its checkpoint has been read, and nothing written yet."""
         if self.chosen is not None or trainer.fast_dev_run:
             return
         folder, fault = Path(trainer.default_root_dir), ""
@@ -258,7 +258,7 @@ class RunFolder(Callback):
                 locked(lambda: Run(str(folder)))
             except (OSError, RuntimeError) as error:
                 fault = str(error)
-            # A second fit of one trainer would go on with its steps, but with new moments.
+            # A second fit of the same trainer would continue its steps with new optimizer moments.
             is_taken = trainer.global_step > 0 or any((folder / "checkpoints").glob("*.ckpt"))
             if is_taken and folder.resolve() not in parents:
                 fault = fault or (
@@ -269,14 +269,14 @@ class RunFolder(Callback):
             raise RuntimeError(fault)
 
     def on_train_end(self, *_: Any) -> None:
-        """Wait for the last save: no other callback says before that the run has ended."""
+        """Wait for the last save before any other callback records that the run has ended."""
         SAVES.folder = None
         SAVES.settle()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: Any) -> None:
         try:
             self.on_train_end()
-        except Exception as error:  # beside another, which stands in the place of the stage
+        except Exception as error:  # in on_exception, whose own error is `stage`
             stage.add_note(f"Besides, {error}")
         if not self._names_checkpoint:
             trainer.ckpt_path = None
@@ -288,17 +288,17 @@ class RunFolder(Callback):
 
 
 def status(trainer: Trainer) -> dict[str, Any]:
-    """Return what a trainer runs on, and how much memory it took so far.
+    """Return what a trainer runs on, and its peak memory so far.
 
-    Every rank calls it, in a callback or after a fit: it is a collective where there is a process
-    group. After `ddp_spawn` the calling process has none, and knows of itself alone. All values are
-    plain. `memory` holds the most bytes of each rank: of the process in the host's memory, its
-    libraries included, of tensors on a GPU and of torch's allocator there.
+    Call it on every rank, in a callback or after a fit: in a process group it is a collective.
+    After `ddp_spawn` the calling process has no group and reports itself only. All values are
+    plain. `memory` holds the peak bytes of each rank: of the process in host memory, including its
+    libraries, of tensors on a GPU and of torch's allocator there.
     """
     device, strategy = trainer.strategy.root_device, trainer.strategy
     is_gpu = device.type == "cuda"
-    # What `getrusage` says is at least what the process that started this one had held.
-    most = re.search(r"VmHWM:\s+(\d+) kB", _text(Path("/proc/self/status")))  # Linux alone has it
+    # Not from `getrusage`, which reports at least what the parent process had held.
+    most = re.search(r"VmHWM:\s+(\d+) kB", _text(Path("/proc/self/status")))  # only on Linux
     memory = {
         "resident_bytes": None if most is None else int(most[1]) * 1024,
         "allocated_bytes": torch.cuda.max_memory_allocated(device) if is_gpu else None,
@@ -337,13 +337,13 @@ def status(trainer: Trainer) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """Return the command line of this process, as one would type it."""
+    """Return the command line of this process as a user would type it."""
     program = Path(sys.argv[0])
     is_own = program.name == "unisono" or program.parts[-2:] == ("lit_models", "__main__.py")
     return shlex.join([*(["unisono"] if is_own else ["python", str(program)]), *sys.argv[1:]])
 
 
-@functools.cache  # that of a process is what it began with
+@functools.cache  # a process runs the code it started with, even if files change
 def code_facts() -> dict[str, str]:
     """Return the version of the package, and a digest of its source files' names and bytes."""
     root = Path(__file__).resolve().parents[2]
@@ -360,8 +360,8 @@ class Topology(Callback):
     """Writes `topology.json` and prints the start banner: the devices, then the plan.
 
     Args:
-        warnings: lines of the check of the settings, `training/rules.py`.
-        takes_tf32: on CUDA products in float32 may round their factors to TF32.
+        warnings: lines from the check of the settings in `training/rules.py`.
+        takes_tf32: float32 products on CUDA may round their factors to TF32.
     """
 
     def __init__(self, warnings: list[str] | None = None, takes_tf32: bool = False) -> None:
@@ -390,7 +390,7 @@ class Topology(Callback):
             print_banner(self.facts, trainer.default_root_dir)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write it again: only now is it known how much memory the run took, and that it ended."""
+        """Write the file again, now with the run's peak memory and the fact that it ended."""
         self.facts |= {"memory": status(trainer)["memory"], "is_over": True}
         self._write(trainer)
 
@@ -401,7 +401,7 @@ class Topology(Callback):
 
 
 def print_banner(facts: dict[str, Any], folder: str) -> None:
-    """Print the devices and then the plan, a line each."""
+    """Print the devices and then the plan, one fact per line."""
     world, plan, exactness = facts["world_size"], facts["plan"], facts["exactness"]
     size = facts["tensor_parallel_size"]
     kind = [facts["strategy"], f"tensor parallel {size}" if size > 1 else "", facts["backend"]]
@@ -440,8 +440,8 @@ def print_banner(facts: dict[str, Any], folder: str) -> None:
 
 
 class AppendingCSVLogger(Logger):
-    """Appends rows of metrics to `metrics.csv`; Lightning's own deletes the file on reopening. Rows
-    from the resumed step on, which the checkpoint does not hold, run again, and go."""
+    """Appends rows of metrics to `metrics.csv`, which Lightning's CSVLogger deletes on reopening. A
+    resumed run drops the rows of steps after its checkpoint: it runs these steps again."""
 
     name = version = ""
 
@@ -460,14 +460,14 @@ class AppendingCSVLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append one row; a new metric becomes a new column."""
         row: dict[str, Any] = {"step": "" if step is None else step, **metrics}
-        if row == self._newest:  # LearningRateMonitor's, in every micro-batch of a step
+        if row == self._newest:  # LearningRateMonitor logs it in every micro-batch of a step
             return
         self._newest = row
         if not self._columns or set(row) - set(self._columns):
-            # Written anew: a kill may have cut its last row, another process have added columns.
+            # Rewrite it: a kill may have cut off its last row, another process added columns.
             rows = self._read()
             if not self._columns and self.resumed_step is not None:
-                # Also of a validation that runs again, if a kill cut off what followed it.
+                # Also drop a validation's row if it runs again, as a kill cut off what followed.
                 again = str(row["step"]), {name for name in row if row[name] != ""}
                 rows = [r for r in rows if not self._runs_again(r)]
                 rows = [r for r in rows if (r["step"], {n for n in r if r[n]}) != again]
@@ -482,8 +482,8 @@ class AppendingCSVLogger(Logger):
             csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     def _runs_again(self, row: dict[str, str]) -> bool:
-        """Whether the resumed run will write this row, of no test, once more: Ledger and Throughput
-        number steps from 1, Lightning the rows of an evaluation from 0."""
+        """Whether the resumed run will write this row again; false for a test's. Ledger and
+        Throughput number steps from 1, Lightning numbers the rows of an evaluation from 0."""
         is_test = any(value for name, value in row.items() if str(name).startswith("test/"))
         if self.resumed_step is None or is_test or not row["step"].isdigit():
             return False
@@ -504,8 +504,8 @@ class AppendingCSVLogger(Logger):
 
 
 def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger]:
-    """Return the loggers of a run folder: metrics.csv and tensorboard/. Rows behind the steps that
-    a checkpoint holds, `resumed_step`, are replaced."""
+    """Return the loggers of a run folder: metrics.csv and tensorboard/. Rows after `resumed_step`,
+    the steps in the checkpoint, are replaced."""
     purge = {} if resumed_step is None else {"purge_step": resumed_step + 1}
     board = TensorBoardLogger(folder, name="tensorboard", version="", **purge)
     return [AppendingCSVLogger(folder, resumed_step), board]
@@ -514,10 +514,10 @@ def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger
 class ProgressLine(ProgressBar):
     """Writes `epoch 1/3  step 40/939  loss 2.31  812 rows/s  0:01:42 left`.
 
-    A metric is read only when a line is written: a GPU need not wait each step.
+    Metrics are read only when a line is written, so that not every step waits for a GPU.
     """
 
-    interval_s = 10.0  # between lines; the line of a terminal is replaced twice a second
+    interval_s = 10.0  # between lines; on a terminal the line is replaced twice a second
     _is_enabled = True
     _begin = _last = 0.0
     _first_step = _batches = _width = 0
@@ -545,7 +545,7 @@ class ProgressLine(ProgressBar):
         self._last = self._last or time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the newest figure of the monitored metric."""
+        """Keep the newest value of the monitored metric."""
         name = getattr(pl_module, "monitor", "val/loss")
         if name in trainer.callback_metrics and not trainer.sanity_checking:
             self._validated = f"{name} {float(trainer.callback_metrics[name]):.4g}"
