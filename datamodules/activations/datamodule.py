@@ -1,7 +1,7 @@
-"""Activations that a consistency lens explains: planned samples, and explanations as jsonl.
+"""Datamodule of the consistency lens: activations as planned samples, explanations as jsonl.
 
-Shapes: N activations, B of a micro-batch, W wrong ones of each, T tokens of the longest document, A
-attributes.
+Shapes: N activations, B per micro-batch, W wrong activations per sample, T tokens of the longest
+document, D features, L layers, A attributes.
 """
 
 import json
@@ -43,22 +43,22 @@ from datamodules.text.prompts import OTHER_OUTPUT
 from datamodules.text.store import TokenStore
 from datamodules.tokenizers.text import TextTokenizer
 
-AROUND = 8  # tokens before and after the one that is shown
-NEAREST = 3  # controls that a line names
-EPOCHS_APART = 1_000_003  # between the keys of two seeds
-STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # of documents whose activations are not kept
+AROUND = 8  # tokens of context before and after a token
+NEAREST = 3  # controls in a line of the output
+EPOCHS_APART = 1_000_003  # distance of the keys of two seeds; more than there are epochs
+STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # without a store
 
 
 def partners(document: np.ndarray) -> np.ndarray:
-    """Return [N] for each activation another one, of another document if there are two.
+    """Return for each activation [N] a partner, of another document if there is one.
 
-    Samples stand in a keyed random order of documents, and each takes the one half a round on:
-    every sample is the partner of one, unless a document holds more than half of them.
+    Samples are sorted by a random order of documents, and each takes the one half a round ahead, so
+    that each is the partner of exactly one, unless one document holds more than half of them.
     """
     order = np.lexsort((np.arange(len(document)), document, hash_ids(document, 1)))
     others = np.empty(len(document), np.int64)
     others[order] = np.roll(order, -(len(order) // 2))
-    alone = np.flatnonzero(document[others] == document)  # all of the same document
+    alone = np.flatnonzero(document[others] == document)  # all of one document
     if len(alone):
         rest = order[document[order] != document[alone[0]]]
         others[alone] = np.resize(rest, len(alone)) if len(rest) else others[alone]
@@ -66,8 +66,8 @@ def partners(document: np.ndarray) -> np.ndarray:
 
 
 class WrongOnes:
-    """Wrong activations, W for each sample of a part: those of other samples at the same token [N],
-    which share what the token alone says."""
+    """W wrong activations for each sample of a part, drawn from other samples with the same current
+    token [N], so that the token alone does not tell them apart."""
 
     def __init__(self, tokens: np.ndarray, number: int) -> None:
         self.tokens, self.number = tokens, number
@@ -75,30 +75,30 @@ class WrongOnes:
         self.ends = np.cumsum(self.counts)
 
     def of(self, numbers: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return [B, W] int64 for samples [B] with keys [B] uint64 of their draws: never a sample
-        itself, but where no other is at its token."""
+        """Return [B, W] int64 for samples [B], drawn by their keys [B] uint64; never the sample
+        itself, unless no other one has its token."""
         tokens, turns = self.tokens[numbers], np.arange(self.number, dtype=np.uint64)
         drawn = hash_ids(keys[:, None] + turns, 1)  # [B, W]
         ends, counts = self.ends[tokens][:, None], self.counts[tokens][:, None]  # [B, 1]
         places = (drawn % np.maximum(counts - 1, 1).astype(np.uint64)).astype(np.int64)
         found = self.order[ends - counts + places]
-        # The last one of a token is not drawn, and stands where the sample itself would.
+        # Draws exclude a token's last sample, which replaces draws of the sample itself.
         return np.where(found == numbers[:, None], self.order[ends - 1], found)
 
 
 class ActivationDataset(PlannedDataset):
-    """One part of a store of activations, or of documents; then the step computes them.
+    """One part of a store of activations, or of documents whose activations the step computes.
 
     Args:
-        piece: [N], the piece that a place is in.
-        position: [N], its position there.
+        piece: [N] piece of each activation.
+        position: [N] position of each activation in its piece.
         facts: attributes and files of the documents; `None` in training.
-        fingerprint: of the store and the part.
-        seed: key of all draws for a sample.
-        pairs_others: give each sample another one, of another document.
+        fingerprint: digest of the store and the part.
+        seed: key of all draws of a sample.
+        pairs_others: whether each sample gets a partner from another document.
         num_wrong: W, wrong activations for each sample.
-        layers: of the activations at each place, see `LayeredActivations`.
-        stores: of each layer, by default that of the documents.
+        layers: layers read at each position, see `LayeredActivations`.
+        stores: the store of each layer; by default the documents' own store.
     """
 
     def __init__(
@@ -121,20 +121,20 @@ class ActivationDataset(PlannedDataset):
         if num_wrong:
             tokens = pieces.stream.tokens[pieces.starts[piece] + position].astype(np.int64)
             self.wrong = WrongOnes(tokens, num_wrong)
-        if len(layers) > 1:  # of samples from here on
+        if len(layers) > 1:  # from activations to samples: one per layer
             piece, position = (np.repeat(values, len(layers)) for values in (piece, position))
         self.piece, self.position, self.lengths = piece, position, pieces.sizes[piece]
         self.target_counts = dict.fromkeys(TERMS)
 
     @property
     def activations(self) -> np.ndarray | LayeredActivations | None:
-        """[N, D], memory-mapped; `None` where the step computes them."""
+        """[N, D], memory-mapped; `None` if the step computes them."""
         name = f"{PART_NAMES[self.pieces.part]}.activations"
         arrays: list[Any] = [store.arrays.get(name) for store in self.stores]
         return arrays[0] if len(arrays) == 1 else LayeredActivations(arrays)
 
     def batch(self, sample_ids: np.ndarray, epoch: int) -> dict[str, Any]:
-        """Return the batch of sample ids [B], with any partners of them in `other`."""
+        """Return the batch of samples [B], with their partners, if any, in `other`."""
         batch = self._batch(sample_ids, epoch)
         if self.others is not None:
             place, layer = np.divmod(sample_ids, len(self.layers))
@@ -142,7 +142,7 @@ class ActivationDataset(PlannedDataset):
         return batch
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
-        """Return the document up to the position, and how it goes on."""
+        """Return the document's text up to the position, and its continuation."""
         tokens, position = self.pieces.tokens(int(self.piece[sample_id])), self.position[sample_id]
         decode = self.pieces.store.tokenizer.decode
         return {
@@ -153,20 +153,20 @@ class ActivationDataset(PlannedDataset):
         }
 
     def layer_of(self, sample_id: int) -> dict[str, int]:
-        """Return the `layer` of a sample; nothing where there is but one."""
+        """Return the `layer` of a sample; {} for a lens of a single layer."""
         several = len(self.layers) > 1
         return {"layer": self.layers[sample_id % len(self.layers)]} if several else {}
 
     def explanation_line(
         self, number: int, values: dict[str, np.ndarray], controls: Sequence[str]
     ) -> dict[str, Any]:
-        """Return the line of the activation of a sample, from its token_ids [t], error [] and
-        control_errors [C] and the names of the C controls.
+        """Return the output line of one sample, from its token_ids [t], error [], control_errors
+        [C] and the names of the C controls.
 
-        document: part and index. layer: where there are several. position: from 0. before, token,
-        after: the text around it; the token is the last that the activation knows of. explanation.
-        error: squared, in units of the training part's variance. nearest_controls: those that come
-        nearest to the activation, and their errors.
+        document: part and index. layer: if there are several. position: from 0. before, token,
+        after: the text around the position; the token is the last one the subject has read there.
+        explanation. error: squared error in units of the training part's variance.
+        nearest_controls: the controls with the smallest errors, and these errors.
         """
         pieces, piece = self.pieces, int(self.piece[number])
         position, tokenizer = int(self.position[number]), pieces.store.tokenizer
@@ -184,7 +184,7 @@ class ActivationDataset(PlannedDataset):
 
     def _batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Any]:
         piece, position = self.piece[numbers], np.asarray(self.position[numbers])
-        lengths = self.pieces.sizes[piece] + 1  # the token after the last position
+        lengths = self.pieces.sizes[piece] + 1  # with the token after the last position
         rows = self.pieces.rows(piece, lengths)
         keys = hash_ids(numbers, self.seed * EPOCHS_APART + epoch) >> np.uint64(1)
         hashes = self.pieces.document_hashes[piece]
@@ -212,8 +212,8 @@ class ActivationDataset(PlannedDataset):
 
 
 def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Return those of the words [B, A] int64 that stand in rows [B, T] before positions [B] and are
-    not the current token, else -1."""
+    """Return the words [B, A] int64 that occur in rows [B, T] before positions [B] and differ from
+    the current token, else -1."""
     is_before = np.arange(rows.shape[1]) < position[:, None]  # [B, T]
     has_stood = ((words[:, :, None] == rows[:, None]) & is_before[:, None]).any(2)
     current = rows[np.arange(len(rows)), position]
@@ -221,8 +221,8 @@ def seen_words(words: np.ndarray, rows: np.ndarray, position: np.ndarray) -> np.
 
 
 def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> dict[str, str]:
-    """Return the text `before`, of the `token`, and `after` a position of a document with token ids
-    [n]; \ufffd stands for parts of a character."""
+    """Return the text `before`, at (`token`) and `after` a position of a document with token ids
+    [n]; \ufffd stands for an incomplete character."""
     places = {
         "before": slice(max(0, position - AROUND), position),
         "token": slice(position, position + 1),
@@ -233,23 +233,22 @@ def context_of(tokenizer: TextTokenizer, ids: np.ndarray, position: int) -> dict
 
 
 class ActivationDataModule(DocumentsDataModule):
-    """Deals activations of a store, or documents whose activations the module computes.
+    """Serves stored activations, or documents whose activations the lens computes in each step.
 
     Args:
-        activations: folder of the store, or of stores of several layers, see `open_stores`; `None`
-            computes the activations in each step from the documents that are named here, or the
-            embedded ones.
-        predict_output: jsonl of the test part's explanations, or parquet with the activations, see
-            `interchange`, of a store; `None` makes `explanations.jsonl` in the run folder.
-        documents: files, tokenizer, positions and split where there is no store, see
-            `DocumentsDataModule`; a store has its own.
+        activations: folder of a store, or a list of folders, one per layer; `None` computes
+            the activations in each step, from the documents named here or from demo stories.
+        predict_output: explanations of the test part as jsonl; with a store also parquet with the
+            activations. `None` writes `explanations.jsonl` to the run folder.
+        documents: files, tokenizer, positions and split if there is no store, see
+            `DocumentsDataModule`; a store brings its own.
 
-    Without a store the plan, the samples and their draws are the same as with a store of these
-    documents. The statistics are then those of the first activations of training only; where
-    training has no more, losses are the same as well.
+    Plan, samples and draws are the same with and without a store of the same documents. Without
+    one, statistics are taken from the first training activations only; if these are all, losses
+    are the same, too.
 
     Raises:
-        ValueError: there are files beside a store, or parquet of several.
+        ValueError: there are files beside a store, or parquet is asked for with several stores.
     """
 
     default_output = "explanations.jsonl"
@@ -274,8 +273,7 @@ class ActivationDataModule(DocumentsDataModule):
             )
 
     def open_store(self) -> TokenStore:
-        """Return the store: of activations, of the first layer, where one is named, else of
-        tokens."""
+        """Return the store of tokens, or of activations if named (the first layer's of several)."""
         if not self.folders:
             return super().open_store()
         self.stores = open_stores(self.folders)
@@ -284,7 +282,7 @@ class ActivationDataModule(DocumentsDataModule):
         return store
 
     def build(self, stage: Stage) -> ActivationDataset:
-        """Return the activations of one part; a ValueError where it has none."""
+        """Return the dataset of one stage; ValueError if its part has no activations."""
         part = PART_NAMES.index("test" if stage == "predict" else stage)
         pieces, piece, position = self.places(part)
         check_activations(len(piece), PART_NAMES[part])
@@ -318,10 +316,10 @@ class ActivationDataModule(DocumentsDataModule):
         return DocumentFacts(names, attributes, group, groups)
 
     def audit(self) -> Audit:
-        """Return what is in the store, all of which is read, or in the documents.
+        """Return contents and faults of the documents, or of the store, which is read whole.
 
         Raises:
-            ValueError: the store is damaged, or documents are in two parts.
+            ValueError: the store is damaged, or two parts share documents.
         """
         audit = super().audit()
         if not self.folders:
@@ -341,8 +339,8 @@ class ActivationDataModule(DocumentsDataModule):
     def training_sample(
         self, most: int = STATISTICS_SAMPLES, index: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Yield batches of the first activations of the training part, always the same ones, of the
-        layer of an index."""
+        """Yield batches of the first `most` training activations, at the layer with this index;
+        they are the same in every run."""
         dataset: Any = self.datasets.get("train") or self.build("train")
         every = len(dataset.layers)
         places = np.arange(min(len(dataset.lengths) // every, most))
@@ -352,9 +350,9 @@ class ActivationDataModule(DocumentsDataModule):
     def statistics(
         self, index: int, read: Callable[[Tensor], Sequence[Tensor]], device: torch.device
     ) -> ActivationStatistics:
-        """Return the statistics of the training part at the layer of an index: of the store, or of
-        the first activations; `read` returns those of each layer, [B, T, D], of input_ids [B, T] on
-        the device."""
+        """Return the training part's statistics at the layer with this index, from the store or
+        from the first activations. `read` computes the activations of all layers, [B, T, D] each,
+        of input_ids [B, T] on the device."""
         if self.stores:
             return self.stores[index].statistics
 
@@ -369,8 +367,8 @@ class ActivationDataModule(DocumentsDataModule):
         return statistics_of(chunks())
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write a line or a row per activation, whole or not at all; `results` as `predict_step`
-        returns them."""
+        """Write one line or row per activation, atomically, from the `results` of the module's
+        `predict_step`."""
         dataset: Any = self.datasets["predict"]
         controls = self.model.options["controls"]
 

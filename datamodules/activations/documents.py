@@ -1,7 +1,7 @@
-"""Documents that a subject reads: positions drawn in them, their pieces and their attributes.
+"""Documents that a subject reads: their pieces, drawn positions and attributes.
 
 Rows of jsonl and parquet files may hold `attributes`, a mapping of names to words of the text. They
-are found again by the text's hash. Shapes: D documents of a part, A attributes, N activations.
+are looked up by the text's hash. Shapes: D documents of a part, A attributes, N activations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,20 +26,20 @@ from datamodules.text.packing import cut_into_pieces
 from datamodules.text.store import CorpusDataModule, TokenStore
 from datamodules.tokenizers.text import TextTokenizer
 
-SEEDS_APART = 1_000_003  # more than positions of a document
-ATTRIBUTES = "attributes"  # column of the rows
+SEEDS_APART = 1_000_003  # distance of the keys of two seeds; more than a document's positions
+ATTRIBUTES = "attributes"  # name of the column
 NONE = -1
 
 
 @dataclass(frozen=True)
 class PositionRule:
-    """Choice of positions in a document.
+    """How positions in a document are drawn.
 
     Args:
-        min_position: first position that may be taken, from 0; those before have too little
-            context to explain.
-        per_document: positions of each document; shorter ones give as many as they have.
-        seed: of the draws.
+        min_position: first position that may be drawn, from 0; earlier ones have too little context
+            to explain.
+        per_document: positions per document; a shorter document gives as many as it has.
+        seed: seed of the draws.
     """
 
     min_position: int = 6
@@ -56,12 +56,12 @@ def drawn_positions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the document [N] and the position [N] of each activation, int64, both ascending.
 
-    Draws are keyed by the document's text, so that neither order nor neighbours change them. Every
-    choice of positions of a document is as likely as any other.
+    Draws are keyed by the document's text, so that they depend neither on its place nor on other
+    documents. Every set of positions of a document is equally likely.
 
     Args:
         sizes: [D] positions of each document.
-        hashes: [D] uint64 of their texts.
+        hashes: [D] uint64, of their texts.
 
     Source: Floyd's algorithm (Bentley and Floyd, Programming pearls, CACM 30, 1987), for all
     documents at once.
@@ -84,8 +84,8 @@ def drawn_positions(
 class Pieces:
     """The documents of one part, in pieces of at most `context_length` tokens.
 
-    The last token of a piece is only predicted, and has no position that could be taken; the next
-    piece of the same document begins with it.
+    The last token of a piece is not a position (it is only predicted); the document's next piece
+    begins with it.
     """
 
     def __init__(self, store: TokenStore, part: int, context_length: int) -> None:
@@ -96,17 +96,17 @@ class Pieces:
 
     @cached_property
     def document_hashes(self) -> np.ndarray:
-        """[N] uint64, of the whole text of a piece's document."""
+        """[pieces] uint64, hash of the whole text of a piece's document."""
         return self.stream.hashes[self.document]
 
     @cached_property
     def hashes(self) -> np.ndarray:
-        """[N] uint64, of the document's text and the piece's place in it."""
+        """[pieces] uint64, hash of the document's text plus the piece's offset in it."""
         place = self.starts - self.stream.starts[self.document]
         return self.document_hashes + place.astype(np.uint64)
 
     def tokens(self, piece: int) -> np.ndarray:
-        """Return [size + 1] int64: the tokens of a piece, and the one that follows it."""
+        """Return [size + 1] int64: a piece's tokens at its positions, and the one after them."""
         start = int(self.starts[piece])
         return self.stream.tokens[start : start + int(self.sizes[piece]) + 1].astype(np.int64)
 
@@ -119,10 +119,10 @@ class Pieces:
 
 
 class DocumentFacts(NamedTuple):
-    """Attributes and files of the documents of a part.
+    """Attributes and files of a part's documents.
 
     names: of the attributes. attributes [D, A] int64: `first_tokens` of the words, -1 = unknown.
-    group [D] int64: index in group_names. group_names: of the part's files, none twice, or `ALL`.
+    group [D] int64: index in group_names. group_names: unique names of the part's files, or `ALL`.
     """
 
     names: list[str]
@@ -132,15 +132,15 @@ class DocumentFacts(NamedTuple):
 
 
 def group_names(files: Sequence[Path]) -> list[str]:
-    """Return a name for each of several files: stems, or the whole paths where two would be alike,
-    or one mean all files."""
+    """Return a name for each file: its stem, or its whole path if two stems are equal or one is
+    `ALL`."""
     stems = [path.stem for path in files]
     return stems if len({ALL, *stems}) > len(stems) else [str(path) for path in files]
 
 
 def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, int]:
-    """Return word -> the first of its tokens, after a space, that is more than that space, which
-    some tokenizers give a token of its own; -1 for words without one."""
+    """Return word -> its first token after a space, ignoring a token of the space alone; -1 for
+    words without such a token."""
     tokens = tokenizer.encode_batch([f" {word}" for word in words])
     return {
         word: next((i for i in ids.tolist() if tokenizer.decode([i]).strip()), NONE)
@@ -149,7 +149,7 @@ def first_tokens(words: Sequence[str], tokenizer: TextTokenizer) -> dict[str, in
 
 
 def _rows_of(path: Path, text_column: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each document and its words by attribute, of which txt files have none."""
+    """Yield each document and its words by attribute; txt files have no attributes."""
     if kind_of(path) in TEXT_SUFFIXES:
         yield from ((document.text, {}) for document in read_documents(path))
         return
@@ -168,16 +168,16 @@ def _rows_of(path: Path, text_column: str) -> Iterator[tuple[str, dict[str, str]
 
 
 class DocumentsDataModule(CorpusDataModule):
-    """Reads documents with the subject's tokenizer and chooses positions in them.
+    """Reads documents with the subject's tokenizer and draws positions in them.
 
     Args:
-        context_length: tokens of the longest document that the subject reads, the one that follows
-            its last position included; longer ones are cut into pieces.
-        positions: of the activations.
-        split: of the training files, by documents.
-        text_column: of jsonl and parquet files, whose rows are documents.
-        corpus: files (txt, jsonl or parquet; without any, embedded stories) and the tokenizer of a
-            subject with random weights, see `CorpusDataModule`; one in a folder brings its own.
+        context_length: the most tokens that the subject reads at once, with the one after the last
+            position; longer documents are cut into pieces.
+        positions: how the positions of activations are drawn.
+        split: how training files are divided into parts, by documents.
+        text_column: column of the documents in jsonl and parquet files.
+        corpus: files (txt, jsonl or parquet; without any, demo stories) and, for a subject with
+            random weights, the tokenizer, see `CorpusDataModule`; a subject folder has its own.
     """
 
     def __init__(
@@ -200,8 +200,8 @@ class DocumentsDataModule(CorpusDataModule):
         super().setup(stage)
 
     def open_store(self) -> TokenStore:
-        """Return the documents as tokens, made at first use; a ValueError where there is no text or
-        two parts hold the same document."""
+        """Return the token store of the documents, made at first use; ValueError if there is no
+        text or two parts share a document."""
         store = self.store_request().open()
         check_parts(store)
         return store
@@ -213,16 +213,16 @@ class DocumentsDataModule(CorpusDataModule):
         return files
 
     def places(self, part: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
-        """Return the documents of a part, and the piece [N] and position [N] of each activation."""
+        """Return a part's documents, and the piece [N] and position [N] of each activation."""
         pieces = Pieces(self.store, part, self.context_length)
         return pieces, *drawn_positions(pieces.sizes, pieces.hashes, self.positions)
 
     def facts(self, part: int) -> DocumentFacts:
-        """Return the attributes and files of a part's documents; a ValueError where a row's
-        attributes are no mapping of names to words."""
+        """Return the attributes and files of a part's documents; ValueError if a row's attributes
+        do not map names to words."""
         request, hashes = self.store_request(), self.store.stream(part).hashes
         files, named = request.files[part], paths(self.files[part])
-        # Parts that are drawn from the training files, and folders of texts, are one group.
+        # A part drawn from the training files, or read from a folder, is a single group.
         is_whole = not files or any(Path(one).expanduser().is_dir() for one in named)
         groups, files = [ALL] if is_whole else group_names(files), files or request.files[TRAIN]
         known: dict[int, tuple[int, dict[str, str]]] = {}
@@ -270,7 +270,7 @@ class DocumentsDataModule(CorpusDataModule):
 
 
 def check_activations(number: int, name: str) -> None:
-    """Raise ValueError where a part has no activation."""
+    """Raise ValueError for a part without activations."""
     if not number:
         raise ValueError(
             f"the part {name} holds no activation: it has no document, or none that is longer than "
@@ -280,7 +280,7 @@ def check_activations(number: int, name: str) -> None:
 
 
 def check_parts(store: TokenStore) -> None:
-    """Raise ValueError for documents in two parts: a lens would be tested on what it has learnt."""
+    """Raise ValueError if two parts share documents, which would leak training into the test."""
     hashes = {name: store.stream(part).hashes for part, name in enumerate(PART_NAMES)}
     for one, other in combinations(PART_NAMES, 2):
         shared = np.intersect1d(hashes[one], hashes[other])

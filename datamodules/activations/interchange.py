@@ -1,8 +1,8 @@
-"""Parquet files of activations, each beside a sidecar that says what they are of.
+"""Parquet files of activations, with sidecars that describe their origin.
 
-FILE.parquet has a column `activation_vector`, lists of float32; FILE.parquet.nla_meta.yaml says
-`kind: nla_dataset` and in `extraction` the width and the layer, as natural-language autoencoders
-have it (github.com/kitft/natural_language_autoencoders, nla/schema.py); `unisono` holds more.
+FILE.parquet has a column `activation_vector`, lists of float32. FILE.parquet.nla_meta.yaml has
+`kind: nla_dataset` and, in `extraction`, width and layer, the format of natural-language
+autoencoders (github.com/kitft/natural_language_autoencoders, nla/schema.py); `unisono` adds more.
 Shapes: n rows, D features.
 """
 
@@ -24,20 +24,20 @@ from datamodules.files.tables import write_batches
 COPIED = ("document", "position", "before", "token", "after", "explanation", "error")
 COLUMN, KIND = "activation_vector", "nla_dataset"
 SUFFIX = ".nla_meta.yaml"
-ROWS = 2048  # held at once
+ROWS = 2048  # in memory at a time
 
 
 def write_vectors(
     path: Path, facts: Mapping[str, Any], pieces: Iterable[dict[str, Any]], way_out: str
 ) -> None:
-    """Write a parquet file, whole or not at all, and its sidecar.
+    """Write a new parquet file, atomically, and its sidecar.
 
     Args:
-        path: .parquet, which there must not be.
-        facts: d_model, layer_index and others of `extraction`; `unisono`, plain values.
-        pieces: columns of rows that follow each other, `activation_vector` [n, D] float32 among
-            them; one piece is in memory at a time.
-        way_out: what to do where the file is there.
+        path: .parquet; it must not exist.
+        facts: d_model, layer_index and other values of `extraction`; `unisono`, plain values.
+        pieces: columns of successive rows, with `activation_vector` [n, D] float32; one piece is in
+            memory at a time.
+        way_out: advice in the error if the file exists.
     """
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -55,20 +55,20 @@ def write_vectors(
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A parquet file of activations, read row group by row group."""
+    """A parquet file of activations, read `ROWS` rows at a time."""
 
-    path: Path  # of the parquet file
+    path: Path  # the parquet file
     width: int  # D
-    layer: int | None  # index of the block, from 0; `None` where the sidecar names none
-    subject: str | None  # digest of the model, of files that are written here
+    layer: int | None  # index of the block, from 0; `None` if the sidecar names none
+    subject: str | None  # digest of the model, in files written by this module
 
     @classmethod
     def open(cls, path: str | Path) -> "VectorFile":
-        """Return the file of a path.
+        """Open the file at a path.
 
         Raises:
-            FileNotFoundError: it or its sidecar is missing.
-            ValueError: one of the two is not what it should be.
+            FileNotFoundError: the file or its sidecar is missing.
+            ValueError: one of the two has another format.
         """
         path = Path(path).expanduser()
         sidecar = Path(f"{path}{SUFFIX}")
@@ -98,8 +98,8 @@ class VectorFile:
         return cls(path, width, layer, (meta.get("unisono") or {}).get("subject"))
 
     def pieces(self) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Yield rows, and their activations [n, D] float32; a ValueError names a row of another
-        width or with a value that is no finite number."""
+        """Yield rows and their activations [n, D] float32; ValueError names a row of another width
+        or with a value that is not finite."""
         first = 0
         with pq.ParquetFile(self.path) as file:
             for rows in file.iter_batches(batch_size=ROWS):
@@ -126,12 +126,12 @@ def write_explained(
     line: Callable[[int], dict[str, Any]],
     way_out: str,
 ) -> None:
-    """Write the activations of a store [N, D], which stay on the disk, with the values of the lines
-    that a prediction has for each.
+    """Write a store's activations [N, D], read in pieces from disk, with the columns `COPIED` of a
+    prediction's `line` for each.
 
     Raises:
-        FileExistsError: the file is there.
-        ValueError: the activations are of no store.
+        FileExistsError: the file exists.
+        ValueError: the activations do not come from a store.
     """
     if activations is None or not isinstance(store, ActivationStore):
         raise ValueError(

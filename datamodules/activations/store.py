@@ -1,8 +1,8 @@
-"""Store of activations, memory-mapped beside the tokens that they come from: dump and statistics.
+"""Stores of activations, memory-mapped beside their tokens; their dump and their statistics.
 
-Statistics are summed in float64 in a fixed order by one thread, so that no bit depends on devices.
-Shapes: N activations of a part, D features, V tokens, T positions, K components; of a dump P or R
-pieces that are read and K most positions of one.
+Statistics are summed in float64 by one thread in a fixed order, so that no bit depends on devices.
+Shapes: N activations of a part, D features, v tokens, T positions, K components; in a dump P or R
+pieces that are read, and K the most positions of a piece.
 """
 
 import hashlib
@@ -35,16 +35,16 @@ from datamodules.text.store import TokenStore
 NUM_COMPONENTS = 32
 SCHEMA, STATISTICS = "schema.json", "statistics.npz"
 STORE_VERSION = 3
-CHUNK = 4096  # activations that are summed at once; another value moves the last bits
+CHUNK = 4096  # activations summed at once; another value changes the last bits
 NO_POSITION = -1
-OF_ONE_STORE = ("fingerprint", "files", "norms")  # of a schema, and the layer
+OF_ONE_STORE = ("fingerprint", "files", "norms")  # keys of a schema that differ between layers
 COPY_AGAIN = "copy the store again, or dump the activations again"
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread: kernels add up in another order where threads cut a matrix
-    product, so that another number of threads gives other last bits."""
+    """Run torch with one thread: how many threads share a matrix product changes the order of its
+    sums, and so the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -59,29 +59,29 @@ class ActivationStatistics:
 
     mean: np.ndarray  # [D] float64
     unit_mean: np.ndarray  # [D] float64, mean of the activations at length 1
-    variance: float  # mean square of a feature's distance from its mean
-    norms: tuple[float, float, float]  # mean, deviation and largest length
+    variance: float  # mean over features of their variances
+    norms: tuple[float, float, float]  # mean, standard deviation and maximum of the lengths
     token_ids: np.ndarray  # [v] int64, current tokens that occur, ascending
-    token_means: np.ndarray  # [v, D] float32, mean activation at each of them
-    position_means: np.ndarray  # [T, D] float32; the mean where a position does not occur
-    components: np.ndarray  # [K, D] float32, principal components, by falling variance
+    token_means: np.ndarray  # [v, D] float32, mean activation at each of these tokens
+    position_means: np.ndarray  # [T, D] float32; `mean` for positions that do not occur
+    components: np.ndarray  # [K, D] float32, principal components, by descending variance
 
 
 Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens [n], positions [n]
 
 
 def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
-    """Return the statistics of activations in chunks that are always cut at the same places.
+    """Return the statistics of activations in chunks, which must have the same bounds in every run.
 
-    Sums are of what activations are above a first guess of their mean: squares of large numbers
-    would swallow small differences.
+    A first guess of the mean is subtracted before summing, since squares of large numbers would
+    swallow small differences.
 
     Raises:
-        ValueError: there is no activation, or one is no finite number.
+        ValueError: there are no activations, or one is not finite.
     """
-    count, lengths, guess = 0, [0.0, 0.0, 0.0], np.zeros(0)  # lengths: sum, of squares, largest
+    count, lengths, guess = 0, [0.0, 0.0, 0.0], np.zeros(0)  # lengths: sum, sum of squares, maximum
     total = unit_total = products = guess
-    of_token: dict[int, tuple[int, np.ndarray | float]] = {}  # their number and sum
+    of_token: dict[int, tuple[int, np.ndarray | float]] = {}  # count and sum
     of_position: dict[int, tuple[int, np.ndarray | float]] = {}
     for activations, tokens, positions in chunks:
         if not np.isfinite(activations).all():
@@ -104,7 +104,7 @@ def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
         x = x - guess
         total += x.sum(0)
         with one_thread():
-            copied = torch.tensor(x)  # aligned alike in every run, which moves bits, too
+            copied = torch.tensor(x)  # a copy: memory alignment changes bits, too
             products += (copied.T @ copied).numpy()
         for keys, known in ((tokens, of_token), (positions, of_position)):
             order = np.argsort(keys, kind="stable")
@@ -125,13 +125,13 @@ def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
     with one_thread():
         vectors = torch.linalg.eigh(torch.tensor(covariance)).eigenvectors.numpy()
     components = vectors[:, ::-1][:, :NUM_COMPONENTS].T
-    # A vector and its opposite are the same component: the largest entry is made positive.
+    # The sign of a component is arbitrary: make its largest entry positive.
     largest = components[np.arange(len(components)), np.abs(components).argmax(1)]
     components = components * np.sign(largest)[:, None]
     position_means = np.tile(guess + above, (max(of_position) + 1, 1))
     for position, (number, so_far) in of_position.items():
         position_means[position] = guess + so_far / number
-    # Filled row by row: a large vocabulary's means in float64 would be there twice.
+    # Filled row by row, as a float64 copy for a large vocabulary would double the memory.
     token_means = np.empty((len(of_token), len(above)), np.float32)
     for row, token in enumerate(sorted(of_token)):
         number, so_far = of_token[token]
@@ -149,11 +149,11 @@ def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
 
 
 class ActivationStore(TokenStore):
-    """A folder of activations, as `ActivationDumpDataModule` makes it, opened read-only.
+    """Folder of activations, as made by `ActivationDumpDataModule`, opened read-only.
 
     Raises:
-        FileNotFoundError: there is no such folder, or no schema in it.
-        ValueError: it is of another version, or damaged.
+        FileNotFoundError: the folder or its schema does not exist.
+        ValueError: the store has another version, or is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -181,8 +181,8 @@ class ActivationStore(TokenStore):
         self.context_length: int = self.schema["context_length"]
 
     def check_files(self, reads_all: bool = False) -> None:
-        """Raise ValueError for files that are gone or have another size than was written, or, where
-        all are read, another content."""
+        """Raise ValueError for files that are missing or whose size (or content, with `reads_all`)
+        differs from the schema."""
         bad = []
         for name, facts in self.schema["files"].items():
             path = self.folder / name
@@ -214,11 +214,11 @@ class ActivationStore(TokenStore):
 
 
 def open_stores(folders: Sequence[Path]) -> list[ActivationStore]:
-    """Return the stores by rising layer.
+    """Return the stores sorted by layer.
 
     Raises:
-        FileNotFoundError, ValueError: one is no store, or damaged.
-        ValueError: two are of the same layer, or differ in more than the layer.
+        FileNotFoundError, ValueError: a folder is not a store, or is damaged.
+        ValueError: two stores have the same layer, or differ in more than the layer.
     """
     stores = sorted((ActivationStore(one) for one in folders), key=lambda one: one.subject.layer)
     way_out = "dump all layers in one reading with unisono predict … --model.layers=[…]"
@@ -242,10 +242,10 @@ def open_stores(folders: Sequence[Path]) -> list[ActivationStore]:
 
 
 class LayeredActivations:
-    """Memory-mapped activations of several layers, [N, D] each, as samples of one [N * L, D].
+    """Memory-mapped activations of L layers, [N, D] each, indexed as one array [N * L, D].
 
-    Sample i is place i // L at layer i % L, of L layers that ascend: whatever part of a test is
-    read, all layers are in it.
+    Sample i is activation i // L at layer i % L, with ascending layers, so that any leading part
+    of a test covers all layers.
     """
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
@@ -261,18 +261,18 @@ class LayeredActivations:
 
 
 def rows_and_slots(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return of each activation [N], whose pieces ascend, the row of its piece among those that
-    have some, and which one of its piece it is."""
+    """Return for each activation [N], with ascending pieces, the index of its piece among those
+    that have activations, and its index within the piece."""
     is_new = np.diff(piece, prepend=-1) != 0
     row = np.cumsum(is_new) - 1
     return row, np.arange(len(piece)) - np.flatnonzero(is_new)[row]
 
 
 class DumpedPart(NamedTuple):
-    """One part as it comes back from the subject.
+    """One part of a dump, read by the subject.
 
     pieces: the documents. piece [N], position [N]: of each activation. found [P, K, D]: the
-    activations of the pieces that have some, in order. facts: of the documents.
+    activations of the pieces that have any, in order. facts: attributes and files of the documents.
     """
 
     pieces: Pieces
@@ -296,8 +296,8 @@ class DumpedPart(NamedTuple):
         np.save(folder / f"{name}.position.npy", self.position)
         np.save(folder / f"{name}.attributes.npy", self.facts.attributes)
         np.save(folder / f"{name}.group.npy", self.facts.group)
-        # Written one after the other, and not through a map: a full disk is an error there, and no
-        # signal that ends the process.
+        # Written sequentially, not through a memory map: a full disk then raises an error instead
+        # of ending the process by a signal.
         path, row = folder / f"{name}.activations.npy", self.found.shape[-1:]
         with ArrayFile(path, self.found.dtype, row) as file:
             for activations, _, _ in self.chunks():
@@ -305,15 +305,15 @@ class DumpedPart(NamedTuple):
 
 
 class DumpDataset(PlannedDataset):
-    """The pieces of all parts that have an activation, one part after the other.
+    """The pieces of all parts that have activations, part by part.
 
-    A sample is a piece up to its last position: what comes behind changes no activation.
-    `positions` are per part the piece [n] and the position [n] of each activation.
+    A sample is a piece up to its last position; tokens behind it change no activation.
+    `positions` are for each part the piece [n] and the position [n] of its activations.
     """
 
     def __init__(self, parts: list[Pieces], positions: list[list[np.ndarray]]) -> None:
         self.parts, self.positions = parts, positions
-        self.piece = [np.unique(piece) for piece, _ in positions]  # that have an activation
+        self.piece = [np.unique(piece) for piece, _ in positions]  # pieces that have activations
         self.first = np.cumsum([0, *map(len, self.piece)])
         places = [rows_and_slots(piece) for piece, _ in positions]
         most = 1 + max(int(slot.max(initial=-1)) for _, slot in places)
@@ -344,13 +344,13 @@ class DumpDataset(PlannedDataset):
 
 
 class ActivationDumpDataModule(DocumentsDataModule):
-    """Gives `predict` every document of every part, and writes what comes back into a store.
+    """Serves every document of every part to `predict`, and writes their activations to a store.
 
-    The activations are on the disk three times until the store is complete: as the parts that each
-    device has written, put in order, and in the store. Memory holds few of them at a time.
+    Until the store is complete the activations are on disk three times: as written by each device,
+    put in order, and in the store. Memory holds few of them at a time.
 
     Args:
-        predict_output: folder of the store; `None` makes `activations` in the run folder.
+        predict_output: folder of the store; `None` is `activations` in the run folder.
         documents: files, tokenizer, positions and split, see `DocumentsDataModule`.
     """
 
@@ -371,13 +371,13 @@ class ActivationDumpDataModule(DocumentsDataModule):
         return DumpDataset([pieces for pieces, *_ in places], [drawn for _, *drawn in places])
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
-        """Write the store, or one for each layer in the folder; `results` as
-        `LitSubject.predict_step` returns them.
+        """Write the store, or a folder with one store per layer, from the `results` of
+        `LitSubject.predict_step`.
 
         Raises:
             FileExistsError: the folder exists.
-            ValueError: the training part has no activation, or one is no finite number.
-            OSError: the disk is full; the folder does not exist then.
+            ValueError: the training part has no activations, or one is not finite.
+            OSError: the disk is full; the folder is then not created.
         """
         subject: SubjectFacts = self.model.options["subject"]
         if (layers := self.model.options.get("layers")) is None:
@@ -391,7 +391,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
                 self.write_store(found, unfinished / f"layer-{layer}", facts)
 
     def write_store(self, activations: np.ndarray, path: Path, subject: SubjectFacts) -> None:
-        """Write the store of one layer with its activations [P, K, D]; errors as above."""
+        """Write one layer's store with its activations [P, K, D]; see `write_predictions`."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, DumpDataset)
         parts: dict[str, DumpedPart] = {}

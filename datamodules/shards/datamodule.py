@@ -1,4 +1,4 @@
-"""Language models on token data of any size: the rows of shards, and their datamodule."""
+"""Datamodule of language models for token data of any size: the rows of token shards."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,16 +28,16 @@ from datamodules.shards.store import (
 from datamodules.text.packing import Piece, TokenDataset
 from datamodules.text.texts import LanguageModelDataModule
 
-FETCHED_AHEAD = 64  # micro-batches
+FETCHED_AHEAD = 64  # micro-batches whose shards are prefetched
 
 
 class ShardDataset(TokenDataset):
-    """Rows of shards. A sample is a list of pieces of documents, or of a stream where the layout is
-    `blocks`: each shard is then a ring that every epoch cuts at other places.
+    """Rows of shards. A sample is a list of pieces of documents; in layout `blocks`, of a shard's
+    token stream, a ring that every epoch cuts at other places.
 
     Args:
-        stores: of one part, of which the first has the tokenizer.
-        seed: key of the places of blocks; `None` always cuts from the beginning (evaluation).
+        stores: the stores of one part; the first provides the tokenizer.
+        seed: key of the places to cut; `None` always cuts from the beginning (evaluation).
     """
 
     lengths: Any  # `ShardRows`
@@ -52,7 +52,7 @@ class ShardDataset(TokenDataset):
         self.fingerprint = "-".join([*(s.fingerprint for s in stores), PART_NAMES[part]])
 
     def stretches(self, sample_id: int) -> tuple[int, list[tuple[int, int]]]:
-        """Return the shard of a row, and start and size of each of its pieces there."""
+        """Return the shard of a row, and start and size of each of its pieces in the shard."""
         ((shard,), (row,)) = self.lengths.located(np.array([sample_id]))
         stops = self.lengths.array(shard, "stops")
         own = slice(stops[row - 1] if row else 0, stops[row])
@@ -74,7 +74,7 @@ class ShardDataset(TokenDataset):
         return [Piece(text[:-1], text[1:]) for text in texts]
 
     def collate(self, examples: list[list[Piece]]) -> dict[str, Any]:
-        """Return the rows; a ValueError for a token that the tokenizer lacks."""
+        """Return the rows; ValueError for a token id that the tokenizer lacks."""
         batch = super().collate(examples)
         largest = int(max(batch["input_ids"].max(), batch["labels"].max()))
         if largest >= self.vocab_size:
@@ -90,10 +90,10 @@ class SourceOptions:
     """A source of a mixture.
 
     Args:
-        files: a folder of shards, or several.
-        weight: passes over it in an epoch: 1 takes each row once, 0.5 half of them, the other half
-            in the next epoch, and 2 each twice.
-        tokens: positions that an epoch takes of it in place of a weight, in rows of mean length.
+        files: a folder of shards, or a list of them.
+        weight: passes over the source per epoch: 1 takes each row once, 2 twice, 0.5 half of the
+            rows, and the other half in the next epoch.
+        tokens: positions per epoch, counted in rows of mean length; replaces `weight`.
     """
 
     files: str | list[str]
@@ -104,8 +104,8 @@ class SourceOptions:
         check_range("data.sources", 0, weight=self.weight, tokens=self.tokens)
 
     def num_samples(self, rows: int, positions: int) -> int:
-        """Return the samples of an epoch, of a source of so many rows with so many positions; a
-        ValueError where that is none."""
+        """Return the samples per epoch of a source with these numbers of rows and positions;
+        ValueError if there are none."""
         share = self.weight if self.tokens is None else self.tokens / max(1, positions)
         if not round(share * rows):
             raise ValueError(
@@ -116,29 +116,29 @@ class SourceOptions:
 
 
 class ShardDataModule(LanguageModelDataModule):
-    """Deals rows of token shards, as datatrove's tokeniser and `unisono prepare` write them.
+    """Serves rows of token shards, as written by datatrove's tokeniser or `unisono prepare`.
 
-    A start reads sizes and digests, whatever the number of documents: which of them share a row is
-    found once per shard and context length, and the order of an epoch is computed where it is
-    asked for. Documents keep the tokens that they have in the shard; longer ones than
-    `context_length` are cut into pieces.
+    A start reads only sizes and digests, whatever the number of documents: rows are packed once per
+    shard and context length, and the order of an epoch is computed on demand. Documents keep their
+    tokens; those longer than `context_length` are cut into pieces.
 
     Args:
-        train_files: a folder of shards, or several.
-        sources: name -> source of a mixture, in place of `train_files`; each gives an epoch its
-            exact number of samples, and goes on in the next one where it ended.
-        validation_files, test_files: as `train_files`; else documents of training are held out, by
-            the shares of `split` and a hash of their tokens: equal documents are in the same part.
-        layout: `packed`, `blocks` or `documents`, see `TextDataModule`; `blocks` holds nothing out.
-        shuffle_shards: shards whose rows are shuffled together, successive ones of an order that
-            each pass draws; `None` shuffles the rows of all. Fewer bound what a node needs at a
-            time.
-        split: shares of documents to be held out; all tokens are then read once, also those of
-            object storage, for which validation files or shares of 0 are better.
-        cache_gib: of object storage (s3://…, gs://…, https://…) at most so much is kept on each
-            machine; a group of `shuffle_shards` and the next one must have room in it.
-        language_model: tokenizer of shards without tokenizer.json, context, prediction, batches;
-            see `LanguageModelDataModule`.
+        train_files: a folder of shards, or a list of them.
+        sources: name -> source of a mixture, instead of `train_files`. Each gives every epoch an
+            exact number of samples, and continues in the next epoch where it stopped.
+        validation_files, test_files: as `train_files`. Without validation files, training documents
+            are held out by the shares of `split` and a hash of their tokens, equal ones together.
+        layout: `packed`, `blocks` or `documents`, see `TextDataModule`; `blocks` cannot hold
+            documents out.
+        shuffle_shards: how many shards are shuffled together: each pass shuffles the shards, then
+            the rows within each such group. `None` shuffles the rows of all shards. A small number
+            limits the shards that a node needs at a time.
+        split: shares of documents to hold out. This reads all tokens once, so for object storage
+            validation files or shares of 0 are better.
+        cache_gib: disk space on each machine for files of object storage (s3://…, gs://…,
+            https://…); two groups of `shuffle_shards` must fit.
+        language_model: context, prediction, batches, and the tokenizer of shards without
+            tokenizer.json, see `LanguageModelDataModule`.
 
     Raises:
         ValueError: a value out of range, no folder, or both `train_files` and `sources`.
@@ -163,15 +163,15 @@ class ShardDataModule(LanguageModelDataModule):
         }
         self.files[TRAIN] = [name for one in self.sources.values() for name in folders(one.files)]
         self.shuffle_shards, self.cache_gib = shuffle_shards, cache_gib
-        self._stores: dict[int, list[ShardStore]] = {}  # of the parts that have folders
+        self._stores: dict[int, list[ShardStore]] = {}  # of parts with folders
 
     def open_store(self, stage: str) -> Any:
-        """Return the first of the stores that a stage reads, with the `tokenizer` of them all;
-        indices that lack are made."""
+        """Open the stores that a stage reads, make missing indices, and return the first store; all
+        have the same `tokenizer`."""
         sources = [folders(one.files) for one in self.sources.values()]
         named = {part: [folders(some)] for part, some in self.files.items() if some}
         named |= {TRAIN: sources} if TRAIN in named else {}
-        if stage != "fit" and VALIDATION in named:  # then nothing of training is held out
+        if stage != "fit" and VALIDATION in named:  # nothing is then held out of training
             del named[TRAIN]
         files: Any = {part: some[0] for part, some in named.items()}
         split = self.split.beside(files)
@@ -206,14 +206,14 @@ class ShardDataModule(LanguageModelDataModule):
         return self._stores[min(self._stores)][0]
 
     def part_dataset(self, part: int) -> ShardDataset:
-        """Return the rows of a part: of its own folders, or held out of others."""
+        """Return the rows of a part, from its own folders or held out of another part."""
         seed = self.seed if part == TRAIN else None
         if part in self._stores:
             return ShardDataset(self._stores[part], TRAIN, seed)
         return ShardDataset(self._stores[min(self._stores)], part, seed)
 
     def request(self, stage: Stage) -> PlanRequest:
-        """Return all that the plan of a stage depends on."""
+        """Return all facts that determine the plan of a stage."""
         request, together = super().request(stage), 0
         if stage == "predict":
             return request
@@ -230,7 +230,7 @@ class ShardDataModule(LanguageModelDataModule):
         return ShardedRequest(**values, sources=tuple(sources), shuffle_shards=together)
 
     def micro_batches(self, stage: Stage) -> Iterator[MicroBatch]:
-        """Yield what this replica takes, and fetch from object storage what comes behind it."""
+        """Yield this replica's micro-batches, and prefetch later ones from object storage."""
         ahead = deque[MicroBatch]()
         rows: Any = self.datasets[stage].lengths
         is_remote = isinstance(rows, ShardRows) and rows.is_remote
@@ -243,7 +243,7 @@ class ShardDataModule(LanguageModelDataModule):
         yield from ahead
 
     def audit(self) -> Audit:
-        """Return what is in the shards, whose documents are compared by hashes of their tokens."""
+        """Return contents of the shards; documents are compared by hashes of their tokens."""
         self.store = self.open_store("fit")
         audit = Audit("documents", "tokens", limit=self.context_length + 1)
         audit.notes.append(("tokenizer", f"{self.store.tokenizer.vocab_size:,} tokens"))

@@ -1,7 +1,7 @@
 """Index of one shard for one layout and context length: the rows that its documents fill.
 
-It is made once, from the ends of the documents alone unless some are held out, in windows of fixed
-seams, so that its memory is that of a window; every run and rank maps its files.
+It is made once, in windows of fixed size, so that memory does not grow with the shard. It needs
+only the ends of documents unless some are held out. Every run and rank maps its files.
 """
 
 from collections.abc import Iterator
@@ -19,17 +19,17 @@ from datamodules.text.packing import best_fit, cut_into_pieces
 
 INDEX_VERSION = 2
 DOCUMENTS_AT_ONCE, PIECES_AT_ONCE, TOKENS_AT_ONCE = 1 << 18, 1 << 20, 1 << 20
-COUNTS = ("rows", "positions", "bytes of a token")  # of each part
+COUNTS = ("rows", "positions", "bytes of a token")  # columns of counts.npy, per part
 
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """What an index depends on besides its shard.
+    """Options of an index.
 
     Args:
         layout: how rows are filled, see `ShardDataModule`.
-        context_length: most positions of a row.
-        split: the shares of documents that are held out, if any.
+        context_length: the most positions of a row.
+        split: shares of documents to hold out, if any.
     """
 
     layout: str
@@ -37,48 +37,48 @@ class IndexOptions:
     split: TextSplit | None = None
 
     def folder(self, digest: str) -> Path:
-        """Return the place in the cache of what is made of this content by these options; 256
-        folders share them."""
+        """Return the cache folder for content with this digest and these options, below one of 256
+        folders."""
         name = digest_of([INDEX_VERSION, digest, asdict(self)])
         return cache_root() / "shards" / name[:2] / name
 
     @property
     def dtype(self) -> np.dtype:
-        """In which positions of a row are kept."""
+        """Dtype that holds the number of positions of a row."""
         return np.dtype(np.uint16 if self.context_length < 1 << 16 else np.uint32)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The files of one shard, as datatrove's tokeniser writes them: X.ds, successive tokens of 2 or
-    4 bytes, little-endian, and X.ds.index, where each document ends."""
+    """The files of one shard in the format of datatrove's tokeniser: X.ds, tokens of 2 or 4 bytes,
+    little-endian, and X.ds.index, the end of each document."""
 
-    name: str  # of X.ds in its folder
+    name: str  # path of X.ds in its folder
     folder: Any  # a Path, or `RemoteShards`
-    digest: str  # of the content of both
-    num_bytes: int  # of X.ds
+    digest: str  # of the content of both files
+    num_bytes: int  # size of X.ds
 
     def __str__(self) -> str:
         return f"{getattr(self.folder, 'url', self.folder)}/{self.name}"
 
     def file(self, suffix: str = "") -> Path:
-        """Return the path of a file on this machine, to be opened at once."""
+        """Return the local path of a file; open it at once, see `RemoteShards.local_file`."""
         name = self.name + suffix
         return self.folder.local_file(name) if self.is_remote else self.folder / name
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is in object storage."""
+        """Whether the shard is in object storage."""
         return not isinstance(self.folder, Path)
 
     def ends(self) -> np.ndarray:
         """Return where each document ends, [D] uint64, memory-mapped."""
         path = self.file(".index")
-        number = path.stat().st_size // 8  # of one that was cut short, `token_bytes` knows
+        number = path.stat().st_size // 8  # `token_bytes` detects a truncated file
         return np.memmap(path, "<u8", "r", shape=number) if number else np.empty(0, "<u8")
 
     def token_bytes(self) -> int:
-        """Return the bytes of a token: 2 or 4; a ValueError where the files disagree."""
+        """Return the bytes of a token, 2 or 4; ValueError if the two files disagree."""
         ends = self.ends()
         num_tokens = int(ends[-1]) if len(ends) else 0
         if self.num_bytes not in (2 * num_tokens, 4 * num_tokens):
@@ -89,7 +89,7 @@ class Shard:
         return self.num_bytes // num_tokens if num_tokens else 2
 
     def index(self, options: IndexOptions) -> Path:
-        """Return the folder of its index, made at first use; a ValueError where it is damaged."""
+        """Return the folder of the index, made at first use; ValueError for damaged files."""
         return made_once(options.folder(self.digest), lambda folder: _write(folder, self, options))
 
 
@@ -101,8 +101,8 @@ def open_tokens(shard: Shard, token_bytes: int) -> np.ndarray:
 
 
 def content_hashes(tokens: np.ndarray, ends: np.ndarray, before: int) -> np.ndarray:
-    """Return [D] uint64, equal for documents of the same tokens alone, of the successive documents
-    of a shard that have these ends [D] int64, behind the end of the one before them."""
+    """Return a hash of the tokens of each document, [D] uint64, for successive documents with these
+    ends [D] int64; `before` is the end of the document before them."""
     starts, hashes, first = np.append(before, ends[:-1]), np.zeros(len(ends), np.uint64), 0
     while first < len(ends):
         within = int(np.searchsorted(ends, starts[first] + TOKENS_AT_ONCE, side="right"))
@@ -119,8 +119,8 @@ def content_hashes(tokens: np.ndarray, ends: np.ndarray, before: int) -> np.ndar
 def documents_of(
     shard: Shard, options: IndexOptions, are_hashed: bool = False
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield first token, positions, part, and hash or 0 of some successive documents at a time; in
-    blocks a whole shard is one document, which is cut here into what fits into memory."""
+    """Yield first token, positions, part and hash (or 0) of successive documents, some at a time.
+    In layout `blocks` a shard is one document, cut here into stretches that fit into memory."""
     ends, before, last = shard.ends(), 0, shard.num_bytes // shard.token_bytes() - 1
     if options.layout == "blocks":
         size = PIECES_AT_ONCE * options.context_length
@@ -146,8 +146,8 @@ def documents_of(
 
 
 class _Part:
-    """The growing files of one part: lengths [R], the positions of each row, and stops [R], where
-    its pieces end among starts [N] and sizes [N], first token and positions of each piece."""
+    """Index files of one part while they are written: starts [N] and sizes [N], first token and
+    positions of each piece; lengths [R], positions of each row; stops [R], end of its pieces."""
 
     def __init__(self, folder: Path, name: str, options: IndexOptions, stack: ExitStack) -> None:
         dtypes: dict[str, Any] = {"lengths": options.dtype, "stops": np.int64}
@@ -168,7 +168,7 @@ class _Part:
             self.fill()
 
     def fill(self) -> None:
-        """Fill rows with the next pieces, `PIECES_AT_ONCE` or all that there are."""
+        """Fill rows with the next `PIECES_AT_ONCE` pending pieces, or all of them."""
         (starts, sizes), self.pending = np.split(self.pending, [PIECES_AT_ONCE], axis=1)
         order, offsets = np.arange(len(sizes)), np.arange(len(sizes) + 1)
         if self.options.layout == "packed":

@@ -1,8 +1,8 @@
-"""Order of the rows of shards over optimizer steps, of any number of them in a window's memory.
+"""Order of shard rows over optimizer steps; memory is that of a window, for any number of rows.
 
-A source is so many rows that are passed over again and again, each pass in an order of its own; an
-epoch takes the next so many of each source, in even turns. The id of a sample is the number of its
-row, counted over all sources, plus the number of all rows each time the epoch takes the row again.
+The rows of a source are passed over repeatedly, each pass in an order of its own. An epoch takes a
+fixed number of rows from each source, evenly interleaved. A sample id is the number of its row over
+all sources, plus the number of all rows for each earlier time that the epoch has taken the row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,24 +15,24 @@ import numpy as np
 from datamodules.core.plan import Plan, PlanRequest, hash_ids, keys_for, make_plan
 from datamodules.core.store import ArrayFile
 
-ROUNDS = 8  # of the network that scrambles places; four are called pseudo-random
+ROUNDS = 8  # of the Feistel network; four make it pseudo-random in theory
 LENGTHS_AT_ONCE, KEPT_WINDOWS = 1 << 20, 4
-ORDER_OF_STEPS = 1 << 32  # by which the key of a window differs from those of rounds
+ORDER_OF_STEPS = 1 << 32  # keeps the keys of windows apart from those of rounds
 
 
 @dataclass(frozen=True)
 class ShardedRequest(PlanRequest):
-    """All that the plan of shards depends on besides the epoch."""
+    """All facts that determine a plan of shards, except the epoch."""
 
-    # Of each its name, its samples per epoch and its rows: of each shard, or their sum where the
-    # rows of all shards are shuffled together.
+    # Name, samples per epoch and rows of each source; rows per shard, or only their sum if all
+    # shards are shuffled together.
     sources: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
-    shuffle_shards: int = 0  # shards whose rows are shuffled together; 0 for all of a source
+    shuffle_shards: int = 0  # shards shuffled together; 0 for all of a source
 
 
 def request_of(values: dict[str, Any]) -> PlanRequest:
-    """Return the request whose values these are, as they come from JSON; a ValueError, KeyError or
-    TypeError where they are none."""
+    """Return the request with these values from JSON; ValueError, KeyError or TypeError if they do
+    not describe one."""
     if "sources" not in values:
         return PlanRequest(**values)
     sources = tuple((name, samples, tuple(rows)) for name, samples, rows in values["sources"])
@@ -40,17 +40,17 @@ def request_of(values: dict[str, Any]) -> PlanRequest:
 
 
 def num_rows(request: PlanRequest) -> int:
-    """Return how many lengths a plan is made of: one per sample, or per row of shards."""
+    """Return how many lengths a plan needs: one per sample, or per row of shards."""
     if isinstance(request, ShardedRequest):
         return sum(sum(rows) for _, _, rows in request.sources)
     return request.num_samples
 
 
 def planned_epoch(request: PlanRequest, lengths: Any, epoch: int) -> Plan:
-    """Return the global steps of one epoch: of `make_plan`, or of shards.
+    """Return the plan of one epoch: that of `make_plan`, or of shards.
 
     Args:
-        lengths: [N] positions of each row; for shards anything that arrays of ids index.
+        lengths: [N] positions of each row; for shards any object indexed by arrays of ids.
         epoch: from 0.
     """
     if not isinstance(request, ShardedRequest):
@@ -60,7 +60,7 @@ def planned_epoch(request: PlanRequest, lengths: Any, epoch: int) -> Plan:
 
 
 def of_sources(request: PlanRequest, lengths: Any, ids: np.ndarray) -> dict[str, list[int]]:
-    """Return name -> [samples, positions] of each source that has a name, of samples [n]."""
+    """Return source name -> [samples, positions] of samples [n], for sources with a name."""
     found, end, rows = dict[str, list[int]](), 0, ids % num_rows(request)
     for name, _, of_shards in getattr(request, "sources", ()):
         start, end = end, end + sum(of_shards)
@@ -71,22 +71,21 @@ def of_sources(request: PlanRequest, lengths: Any, ids: np.ndarray) -> dict[str,
 
 
 def add_sources(totals: dict[str, list[int]], counts: dict[str, list[int]]) -> None:
-    """Add what `of_sources` found of some samples to what it found of others."""
+    """Add `counts` of `of_sources` to `totals`."""
     for name, some in counts.items():
         totals[name] = [a + b for a, b in zip(totals.get(name, (0, 0)), some, strict=True)]
 
 
 class WindowedOrder:
-    """The sample ids of an epoch in their order, [N] int64, made by windows where a slice asks.
+    """The sample ids of an epoch in order, [N] int64, computed by windows when a slice is read.
 
-    A window is `bucket_window` steps: so many samples as they come, sorted by length, cut into
-    steps, and the steps put in a random order. A last step that is shorter than the others is a
-    window of its own.
+    A window is the samples of `bucket_window` successive steps: they are sorted by length, cut into
+    steps, and the steps are shuffled. A shorter last step is a window of its own.
     """
 
     def __init__(self, request: ShardedRequest, lengths: Any, epoch: int) -> None:
         self.request, self.lengths, self.epoch = request, lengths, epoch
-        self._kept: dict[int, np.ndarray] = {}  # the last windows, by their first places
+        self._kept: dict[int, np.ndarray] = {}  # the last windows, by first index
 
     def __len__(self) -> int:
         return self.request.num_samples
@@ -101,7 +100,7 @@ class WindowedOrder:
             last = min(first + per_window, num_whole)
         if stop > last:
             return np.concatenate([self[start:last], self[last:stop]])
-        if first not in self._kept:  # the ledger asks for a step behind the loader
+        if first not in self._kept:  # the ledger reads steps again, after the loader
             before = [*self._kept.items()][1 - KEPT_WINDOWS :]
             self._kept = dict(before) | {first: self._window(first, last)}
         return self._kept[first][start - first : max(start, stop) - first]
@@ -120,9 +119,9 @@ class WindowedOrder:
     def _ids(self, first: int, last: int) -> np.ndarray:
         """Return the sample ids at successive places, not yet sorted by length.
 
-        A source with n of the N samples that it and the sources behind it have owns the places
-        where the whole part of place x n / N grows: any stretch holds its share of it, but for
-        less than one sample. The others are left to those behind it.
+        Let a source have n of the N samples that it and the sources after it take. It takes the
+        places where floor(place * n / N) increases, so that any stretch holds its share to less
+        than one sample; the remaining places go to the sources after it.
         """
         ids, slots = np.empty(last - first, np.int64), np.arange(last - first)
         begin, samples_left, offset = first, self.request.num_samples, 0
@@ -138,8 +137,8 @@ class WindowedOrder:
         return ids
 
     def _rows(self, number: int, rows: Sequence[int], places: np.ndarray, start: int) -> np.ndarray:
-        """Return the rows [n] at these places of all passes over a source, plus the number of all
-        rows for each pass that was begun since place `start`, the first of the epoch."""
+        """Return the rows [n] at these places, counted over all passes of a source, plus the number
+        of all rows for each pass begun after place `start`, the first of the epoch."""
         size, found = sum(rows), np.empty_like(places)
         for one in np.unique(places // size).tolist():
             is_in, again = places // size == one, one - start // size
@@ -154,10 +153,10 @@ def rows_of_pass(places: np.ndarray, rows: Sequence[int], key: int, together: in
 
     Args:
         places: [n] integers from 0 to the number of rows - 1.
-        rows: of each shard.
-        key: of the order, any integer.
-        together: successive shards of a random order of theirs whose rows are shuffled together;
-            0 for all.
+        rows: number of rows of each shard.
+        key: key of the order, any integer.
+        together: shards are shuffled, and the rows of each group of so many successive ones are
+            shuffled together; 0 for all.
     """
     if not 0 < together < len(rows):
         return bijection(places, sum(rows), key)
@@ -166,7 +165,7 @@ def rows_of_pass(places: np.ndarray, rows: Sequence[int], key: int, together: in
     ends = np.cumsum(sizes[shards])
     group_ends = np.append(ends[together - 1 :: together], ends[-1])
     groups = np.searchsorted(group_ends, places, side="right")
-    mixed = np.empty(len(places), np.int64)  # places before the rows of a group were shuffled
+    mixed = np.empty(len(places), np.int64)  # places in the shuffled shards
     for group in np.unique(groups).tolist():
         is_in, start = groups == group, int(group_ends[group - 1]) if group else 0
         (own_key,) = hash_ids(np.array([group]), key + 1).tolist()
@@ -179,8 +178,8 @@ def rows_of_pass(places: np.ndarray, rows: Sequence[int], key: int, together: in
 def bijection(numbers: np.ndarray, size: int, key: int) -> np.ndarray:
     """Return the images [n] int64 of numbers [n] under a keyed permutation of 0 … size - 1.
 
-    A Feistel network permutes the numbers of as many bits as the largest has; one that leaves the
-    range is taken through it again until it is back, less than two times in the mean.
+    A Feistel network permutes all numbers with as many bits as size - 1. An image outside of the
+    range is permuted again until it is inside, fewer than two times on average.
 
     Source: Black, Rogaway 2002, ciphers with arbitrary finite domains (cycle walking).
     """
@@ -199,7 +198,7 @@ def bijection(numbers: np.ndarray, size: int, key: int) -> np.ndarray:
 
 
 def stretches(lengths: Any) -> Iterator[np.ndarray]:
-    """Yield lengths [N] in successive arrays that fit into memory, whatever N."""
+    """Yield lengths [N] in successive arrays that fit into memory."""
     for start in range(0, len(lengths), LENGTHS_AT_ONCE):
         yield lengths[start : start + LENGTHS_AT_ONCE]
 
@@ -212,7 +211,7 @@ def write_lengths(path: Path, lengths: Any) -> None:
 
 
 def longest_rows(lengths: Any, count: int) -> np.ndarray:
-    """Return the ids of the `count` longest, of equal ones the first."""
+    """Return the ids of the `count` longest rows, ties by id."""
     found, start, least = np.empty(0, np.int64), 0, -1
     for some in stretches(lengths):
         ids = np.append(found, start + np.flatnonzero(some > least))

@@ -1,4 +1,4 @@
-"""Files of object storage: whole copies on this machine, complete under their name or not there."""
+"""Local copies of files in object storage, written atomically, and a cache for shards."""
 
 import json
 import os
@@ -16,22 +16,22 @@ from fsspec import url_to_fs
 from datamodules.core.store import cache_root, content_digest, digest_of, replacing, text_hash
 from datamodules.files.rows import kind_of
 
-WAITS_S = (1, 2, 4, 8, 16)  # before each further attempt
-FETCHED_AHEAD = 2  # files at a time
+WAITS_S = (1, 2, 4, 8, 16)  # before each retry
+FETCHED_AHEAD = 2  # files prefetched in parallel
 NUM_LOCKS = 64
 FINAL = (FileNotFoundError, PermissionError, ImportError, NotImplementedError)
 
 
 def is_url(name: str) -> bool:
-    """Return whether a name is of a file or folder that fsspec opens, such as s3://bucket/texts."""
+    """Return whether a name is a URL for fsspec, such as s3://bucket/texts."""
     return "://" in name
 
 
 def list_urls(url: str, suffixes: tuple[str, ...]) -> dict[str, int]:
-    """Return the files that a URL names, one, a pattern or all of a folder, and their bytes.
+    """Return URL -> bytes of the files named by a URL: a file, a pattern, or a folder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there are no files with these suffixes.
     """
     system, path = url_to_fs(url)
     if "*" in path:
@@ -48,16 +48,16 @@ def list_urls(url: str, suffixes: tuple[str, ...]) -> dict[str, int]:
 
 
 def fetch(url: str, target: Path, size: int | None = None, digest: str | None = None) -> None:
-    """Copy a file from a URL, whole; a connection that breaks is tried again, after a wait.
+    """Copy a file from a URL; failed connections are retried after a wait.
 
     Args:
-        target: gets its name when it is complete.
-        size: bytes that it must have.
-        digest: hex digest of its content, as of `content_digest`.
+        target: path of the copy, which appears when it is complete.
+        size: expected number of bytes.
+        digest: expected `content_digest`.
 
     Raises:
-        ValueError: it is another file than that.
-        RuntimeError: the last attempt failed, too.
+        ValueError: size or digest differ.
+        RuntimeError: the last attempt failed.
     """
     for wait_s in (*WAITS_S, None):
         try:
@@ -76,7 +76,7 @@ def fetch(url: str, target: Path, size: int | None = None, digest: str | None = 
             return
         except (ValueError, *FINAL):
             raise
-        except Exception as error:  # each storage has its own
+        except Exception as error:  # every storage raises errors of its own
             if wait_s is None:
                 raise RuntimeError(
                     f"{url} cannot be read ({type(error).__name__}: {error}), after "
@@ -87,8 +87,8 @@ def fetch(url: str, target: Path, size: int | None = None, digest: str | None = 
 
 @contextmanager
 def local_copy(name: str) -> Iterator[Path]:
-    """Give a file on this machine: the named one, or a copy of a URL's, which is removed again; a
-    ValueError then names the URL."""
+    """Yield the path of a file: the file itself, or for a URL a temporary copy. A ValueError in the
+    block then names the URL."""
     if not is_url(name):
         yield Path(name)
         return
@@ -102,21 +102,21 @@ def local_copy(name: str) -> Iterator[Path]:
 
 
 class RemoteShards:
-    """The shards of a folder with manifest.json in object storage, with a cache of their files on
-    this machine, of at most so many GiB.
+    """Shards of a folder with manifest.json in object storage, with a cache of at most `limit_gib`
+    on this machine.
 
-    All processes of the machine share it. Where it is full, the files go that were used longest
-    ago; who still reads one keeps it until then.
+    All processes of the machine share the cache. When it is full, the least recently used files are
+    deleted; a process that still has one mapped can go on reading it.
 
     Raises:
-        ValueError: a name leads out of the folder, or the limit holds no two shards.
+        ValueError: a name leads out of the folder, or the limit cannot hold two shards.
     """
 
     def __init__(self, url: str, limit_gib: float = 100.0) -> None:
         self.url, self.limit = url.rstrip("/"), int(limit_gib * 2**30)
         with local_copy(f"{self.url}/manifest.json") as manifest:
             entries = json.loads(manifest.read_text("utf-8"))["shards"]
-        # Another manifest has files of its own.
+        # A changed manifest gets a folder of its own.
         self.folder = cache_root() / "remote" / digest_of(self.url) / digest_of(entries)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.entries: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in entries}
@@ -135,20 +135,20 @@ class RemoteShards:
         return {**vars(self), "_process": 0, "_coming": {}, "_threads": None}
 
     def local_file(self, name: str) -> Path:
-        """Return the path on this machine of a shard of the manifest, or of its index, NAME.index,
-        fetched if it is not there; it is to be opened at once.
+        """Return the local path of a shard, or of its index, NAME.index, fetched if needed. Open it
+        at once, before it may be deleted.
 
         Raises:
-            ValueError: it is another file than the manifest says.
+            ValueError: the file differs from the manifest.
             RuntimeError: the storage does not answer.
         """
         if self._process == os.getpid() and name in self._coming:
-            self._coming.pop(name).result()  # or its error
+            self._coming.pop(name).result()  # raises its error
         return self._made(name)
 
     def prefetch(self, names: Iterable[str]) -> None:
-        """Begin to fetch these files, in this order, beside what this process does; one that is
-        there counts as used now."""
+        """Start fetching these files in order, in the background; files already there are marked
+        as used now."""
         if self._process != os.getpid():  # a fork has no threads
             self._process, self._coming = os.getpid(), {}
             self._threads = ThreadPoolExecutor(FETCHED_AHEAD)
@@ -165,19 +165,19 @@ class RemoteShards:
             if not path.exists():
                 self._make_room(size)
                 fetch(f"{self.url}/{name}", path, size, digest)
-                self._make_room(0)  # others may have come meanwhile
-            os.utime(path, ns=(time.time_ns(), time.time_ns()))  # when it was used last
+                self._make_room(0)  # other processes may have added files meanwhile
+            os.utime(path, ns=(time.time_ns(), time.time_ns()))  # time of last use
         return path
 
     def _make_room(self, size: int) -> None:
-        """Remove the files that were used longest ago, until there is room for one more."""
+        """Delete the least recently used files until `size` bytes are free."""
         with FileLock(self.folder / ".room.lock"):
             files = []
             for path in self.folder.rglob("*.ds*"):
-                with suppress(FileNotFoundError):  # another process gave it its name meanwhile
+                with suppress(FileNotFoundError):  # another process has renamed it
                     files.append((path.stat(), path))
             over = sum(status.st_size for status, _ in files) + size - self.limit
             for status, path in sorted(files, key=lambda pair: pair[0].st_mtime_ns):
-                if over > 0 and not path.name.startswith("."):  # which another process writes
+                if over > 0 and not path.name.startswith("."):  # being written
                     path.unlink()
                     over -= status.st_size

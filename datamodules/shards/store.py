@@ -1,4 +1,4 @@
-"""Folders of shards, opened with their indices: numbers of rows, their lengths and their tokens."""
+"""Stores of token shards with their indices: row counts, row lengths and tokens."""
 
 import json
 import logging
@@ -25,20 +25,20 @@ from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_to
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
 MANIFEST, TOKENIZER, OPTIONS = "manifest.json", "tokenizer.json", "tokenizer_config.json"
 ROWS, POSITIONS, TOKEN_BYTES = range(len(COUNTS))
-SERIAL_DOCUMENTS = 1 << 18  # fewer are indexed sooner than a process is started
-KEPT_OPEN = 1 << 13  # files that are mapped at a time; systems allow 65,530
-KEPT_SHARDS = 64  # likewise; what the cache of object storage drops keeps its place until then
+SERIAL_DOCUMENTS = 1 << 18  # indexing fewer takes less time than starting processes
+KEPT_OPEN = 1 << 13  # index files mapped at a time; Linux allows 65,530 maps
+KEPT_SHARDS = 64  # token files mapped at a time; a map keeps the disk space of a deleted file
 opened = lru_cache(KEPT_OPEN)(mapped_array)
 opened_tokens = lru_cache(KEPT_SHARDS)(open_tokens)
 
 
 def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
-    """Return the shards of a folder and below it, or of a URL, by name; their digests are those of
-    the manifest, or of the files, which are then read once.
+    """Return the shards in a folder and below, or at a URL, sorted by name. Digests come from the
+    manifest; without one the files are read and hashed.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: a file has not the size that the manifest says.
+        FileNotFoundError: there are no shards.
+        ValueError: the size of a file differs from the manifest.
     """
     folder: Any = Path(named)
     if is_url(named):
@@ -66,16 +66,16 @@ def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
     if not entries:
         raise FileNotFoundError(f"{option}: {named}/{MANIFEST} lists no shard; prepare it again.")
     entries.sort(key=lambda entry: PurePosixPath(entry["name"]))
-    with ThreadPoolExecutor(usable_cpus()) as pool:  # files are read and hashed without the lock
+    with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the GIL
         return list(pool.map(found, entries))
 
 
 def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> TextTokenizer:
-    """Return the tokenizer of shards: of tokenizer.json in their folders, and the given one.
+    """Return the tokenizer of shards, from tokenizer.json in their folders or from `given`.
 
     Raises:
-        FileNotFoundError: there is no such folder, or a URL has none.
-        ValueError: there is none, or they differ.
+        FileNotFoundError: a folder does not exist, or a URL has no tokenizer.json.
+        ValueError: there is no tokenizer, or two differ.
     """
     if gone := [name for name in folders if not is_url(name) and not Path(name).is_dir()]:
         raise FileNotFoundError(
@@ -90,7 +90,7 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
                 if "backend" in values:
                     named[name] = TextTokenizer.from_dict(values)
                 else:
-                    if is_url(folder):  # which names the tokens that end and begin a text
+                    if is_url(folder):  # it names begin-of-text and end-of-text
                         fetch(f"{folder}/{OPTIONS}", path.with_name(OPTIONS))
                     of_hugging_face = TokenizerOptions("folder", path=str(path.parent))
                     named[name] = make_tokenizer(of_hugging_face, iter(()))
@@ -110,17 +110,17 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
 
 
 class ShardStore:
-    """Shards of one or several folders, in the order of their names, with their indices, which are
-    made where they lack; the tokenizer made the tokens."""
+    """Shards of one or more folders in order, with their indices, which are made if missing;
+    `tokenizer` made the tokens."""
 
     def __init__(
         self, shards: Sequence[Shard], options: IndexOptions, tokenizer: TextTokenizer
     ) -> None:
         self.shards, self.options, self.tokenizer = list(shards), options, tokenizer
         self.folder = options.folder(digest_of([shard.digest for shard in shards]))
-        # Hex digest of their content and the options, the name of `folder`.
+        # Hex digest of the shards' content and the options.
         self.fingerprint = self.folder.name
-        self.folders = [options.folder(shard.digest) for shard in shards]  # of the indices
+        self.folders = [options.folder(shard.digest) for shard in shards]  # of each shard's index
         lacking = [s for s, path in zip(shards, self.folders, strict=True) if not path.is_dir()]
         if lacking:
             self._make_indices(lacking)
@@ -128,7 +128,7 @@ class ShardStore:
         self.counts = np.load(self.folder / "counts.npy")  # [shards, parts, COUNTS] int64
 
     def _make_indices(self, shards: list[Shard]) -> None:
-        """Make these indices by all CPUs; other machines with the same cache begin elsewhere."""
+        """Make indices on all CPUs; machines that share the cache begin at different shards."""
         start = text_hash(platform.node()) % len(shards)
         shards, make = shards[start:] + shards[:start], partial(Shard.index, options=self.options)
         workers, num_documents = usable_cpus(), sum(len(shard.ends()) for shard in shards)
@@ -146,13 +146,13 @@ class ShardStore:
 
 
 class ShardRows:
-    """Rows of one part (0 train, 1 validation, 2 test) of several stores of the same options,
-    counted over all their shards. Indexed by sample ids, or by a slice of them, they give their
-    lengths as int64, read where they are asked for; an id beyond the rows is one of them again.
+    """Lengths of the rows of one part (0 train, 1 validation, 2 test) of stores with equal options,
+    numbered over all their shards. Indexing by sample ids or a slice reads the lengths on demand,
+    as int64; ids wrap around at the number of rows.
 
     Attributes:
         counts: [shards, COUNTS] int64.
-        begins, ends: [shards] int64, rows before each shard and up to its end.
+        begins, ends: [shards] int64, first row of each shard, and the end (exclusive).
     """
 
     def __init__(self, stores: Sequence[ShardStore], part: int) -> None:
@@ -188,11 +188,11 @@ class ShardRows:
         return self[:].astype(dtype or np.int64)
 
     def sum(self) -> int:
-        """Return the positions of all rows."""
+        """Return the number of positions of all rows."""
         return int(self.counts[:, POSITIONS].sum())
 
     def located(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the shard of each sample [n], and the number of its row there."""
+        """Return the shard of each sample [n], and its row within the shard."""
         rows = ids % max(1, len(self))
         shards = np.searchsorted(self.ends, rows, side="right")
         return shards, rows - self.begins[shards]
@@ -206,7 +206,7 @@ class ShardRows:
         return opened_tokens(self.shards[shard], int(self.counts[shard, TOKEN_BYTES]))
 
     def prefetch(self, ids: np.ndarray) -> None:
-        """Begin to fetch the shards of these samples [n] that are in object storage."""
+        """Start fetching the remote shards of these samples [n]."""
         for number in np.unique(self.located(ids)[0]).tolist():
             if (shard := self.shards[number]).is_remote:
                 shard.folder.prefetch([shard.name])

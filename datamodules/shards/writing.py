@@ -1,4 +1,4 @@
-"""Shards of tokens, as datatrove's tokeniser writes them, and their entries of a manifest."""
+"""Writer of token shards in the format of datatrove's tokeniser, and their manifest entries."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from datamodules.core.store import content_digest
 from datamodules.tokenizers.text import TextTokenizer
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 1 << 22
-MOST_SHARDS = 1000  # of a folder
+MOST_SHARDS = 1000  # per folder
 
 
 def write_shards(
@@ -20,22 +20,21 @@ def write_shards(
     folder: str,
     tokens_per_shard: int,
 ) -> tuple[list[dict[str, Any]], int]:
-    """Write documents as `000.ds`, `001.ds`, … of a folder, each with index and metadata.
+    """Write documents to `000.ds`, `001.ds`, … in a folder, each with index and metadata.
 
-    A document is its tokens and the end token; before them stands the begin token where that is
-    another one.
+    A document is its tokens and the end token, after the begin token if that is a different one.
 
     Args:
-        documents: place and text of each.
-        root: of all shards, from which they are named in the manifest.
-        folder: new one below it.
-        tokens_per_shard: a shard that has as many is closed.
+        documents: place and text of each document.
+        root: folder of all shards, to which names in the manifest are relative.
+        folder: new folder below `root`.
+        tokens_per_shard: a shard is closed when it has this many tokens.
 
     Returns:
-        The entry of each shard, and the bytes of all texts in UTF-8.
+        The manifest entry of each shard, and the UTF-8 bytes of all texts.
 
     Raises:
-        ValueError: the tokenizer cannot spell a text, or the folder has too many shards.
+        ValueError: the tokenizer cannot encode a text, or the folder would get too many shards.
     """
     from datatrove.pipeline.tokens.tokenizer import TokenizedFile
 
@@ -80,7 +79,7 @@ def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, s
 
 
 def _closed(file: Any, root: Path) -> dict[str, Any]:
-    """Close a shard; return its entry of the manifest."""
+    """Close a shard; return its manifest entry."""
     file.close()
     path = root / file.filename
     sizes = {"tokens": len(file), "documents": len(file.doc_ends), "bytes": path.stat().st_size}
