@@ -1,4 +1,4 @@
-"""The consistency lens: an activation in words, and the activation rebuilt from the words."""
+"""Consistency lens: explains activations in words, and rebuilds them from the words."""
 
 from lit_models import late_names
 

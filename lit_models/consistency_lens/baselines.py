@@ -1,6 +1,6 @@
-"""Baselines of a lens: activations guessed from statistics, and words by the subject's own head.
+"""Baselines of a lens: activations from statistics, and words by the subject's own head.
 
-Shapes: B activations, R documents, T tokens, D features, t words, V vocabulary.
+Shapes: B activations, D features, t words, V vocabulary.
 """
 
 from collections.abc import Iterable
@@ -14,13 +14,12 @@ from datamodules.core.batches import ActivationBatch
 from lit_models.consistency_lens.lens import Lens
 from lit_models.consistency_lens.subject import Subject, output_edited, outputs_of, read
 
-NUM_DOCUMENTS = 1024  # of the training part, at all of whose tokens the map is fitted
-RIDGE = 1e-4  # of each input's mean square
+NUM_DOCUMENTS = 1024  # of the training part; the map is fitted on all their tokens
+RIDGE = 1e-4  # relative to each input's mean square
 
 
 class Baselines(nn.Module):
-    """Guesses of a layer's activation from the statistics of the training part of the data at
-    hand."""
+    """Estimates of a layer's activation from statistics of the current data's training part."""
 
     mean: Tensor
     unit_mean: Tensor
@@ -35,37 +34,37 @@ class Baselines(nn.Module):
         row = torch.full((vocab_size,), len(statistics.token_ids))
         row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
         self.register_buffer("token_row", row, persistent=False)
-        self.register_buffer("tuned", None, persistent=False)  # of `tuned_map`, for a test
+        self.register_buffer("tuned", None, persistent=False)  # `tuned_map`, set in a test
         for name in ("mean", "unit_mean", "token_means", "position_means", "components"):
             table = torch.from_numpy(getattr(statistics, name)).float()
             self.register_buffer(name, table, persistent=False)
 
     def of_token(self, token: Tensor, mean: Tensor) -> Tensor:
-        """Return [B, D], the mean activation at tokens [B]; `mean` [D] or [B, D] where unseen."""
+        """Return the mean activations [B, D] of tokens [B]; `mean` [D] or [B, D] if unseen."""
         return _known(self.token_means, self.token_row[token], mean)
 
     def of_position(self, position: Tensor, mean: Tensor) -> Tensor:
-        """Return [B, D], the mean activation at positions [B]; `mean` as `of_token`."""
+        """Return the mean activations [B, D] at positions [B]; `mean` as in `of_token`."""
         return _known(self.position_means, position, mean)
 
     def projected(self, activation: Tensor, number: int) -> Tensor:
-        """Return activations [B, D] projected on the first principal components."""
+        """Return activations [B, D] projected on the first `number` principal components."""
         components = self.components[:number]
         return self.mean + (activation - self.mean) @ components.T @ components
 
 
 def _known(table: Tensor, row: Tensor, mean: Tensor) -> Tensor:
-    """Return the rows [B] of a table [n, D]; the mean for those behind its end."""
+    """Return rows of a table [n, D] by index [B]; the mean for indices from n on."""
     found = table[row.clamp(max=len(table) - 1)]
     return found.where((row < len(table))[:, None], mean.to(table))
 
 
 def unembedded_words(lens: Lens, activation: Tensor, tuned: Tensor | None = None) -> Tensor:
-    """Return [B, t] int64: the words that the subject's head finds likeliest, the first one first.
+    """Return the most probable words by the subject's head [B, t] int64, likeliest first.
 
     Args:
-        activation: [B, D], taken for the output of the last block.
-        tuned: [D + 1, D] of `tuned_map`; without it the activation is read as it is.
+        activation: [B, D], used as output of the last block.
+        tuned: [D + 1, D] from `tuned_map`; `None` uses the activation unchanged.
 
     Source: the logit lens (nostalgebraist 2020); Belrose et al. 2023, "Eliciting latent predictions
     from transformers with the tuned lens", sections 2 and 3.
@@ -80,11 +79,11 @@ def unembedded_words(lens: Lens, activation: Tensor, tuned: Tensor | None = None
 
 
 def tuned_map(subject: Subject, batches: Iterable[ActivationBatch], index: int = -1) -> Tensor:
-    """Return [D + 1, D]: weights and constant of the affine map from the output of the layer of an
-    index to that of the last block with the least squared error, over all tokens of the documents.
+    """Return weights and bias [D + 1, D] of the affine map from the output of the subject's layer
+    `index` to that of the last block, with the least squared error over all tokens.
 
-    A ridge regression towards the identity, in float64 by one thread; the source descends the KL of
-    the words instead.
+    A ridge regression towards the identity, in float64 on one thread; the source minimises the KL
+    of the words by gradient descent instead.
     """
     blocks, width = subject.network.blocks(), subject.network.embedding.weight.shape[1]
     own = subject.layer_blocks[index]

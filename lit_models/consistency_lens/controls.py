@@ -1,5 +1,5 @@
-"""Controls of a test: the same evaluation with one part replaced; what each is worth, exact over
-ranks and with a bootstrap interval; the table, controls.json and the page of examples.
+"""Controls of a test, the same evaluation with one part replaced: scores, exact over ranks and with
+bootstrap intervals; the printed table, controls.json and the page of examples.
 
 Shapes: B samples, D features, t words, V vocabulary, R replicates, G groups, C rows.
 """
@@ -35,10 +35,10 @@ from lit_models.consistency_lens.teacher import TeacherText, recent_words
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
 
-NUM_DRAWS, BEST_OF = 8, (2, 4, 8)  # explanations drawn for each activation, and taken of them
+NUM_DRAWS, BEST_OF = 8, (2, 4, 8)  # random explanations per activation; sizes of best-of-k rows
 NUM_EXAMPLES = 100  # activations on the page of examples
 COMPONENTS = (1, 4, 16)
-# What a prediction is compared with, one by one.
+# Rows with which a prediction compares each explanation.
 CONTROLS = ("mean", "position_mean", "token_mean", "true_text", "no_activation")
 ROW_NAMES = (
     *("greedy", "sampled", *(f"best_of_{number}" for number in BEST_OF)),
@@ -51,17 +51,17 @@ ROW_NAMES = (
 )
 # Rows that the reconstructor of the reference reads.
 REFERENCE_ROWS = ("teacher_text_separate", "separate_reader")
-_POISSON, _WORD_ORDER = 2, 3  # keys of what is drawn
+_POISSON, _WORD_ORDER = 2, 3  # keys of random draws
 Row = dict[str, float]
 Rows = dict[str, Row]
 
 
 class Fidelity(NamedTuple):
-    """Worth of one sample's rebuilt activation; all [B] float64.
+    """Scores of rebuilt activations; all [B] float64.
 
-    error, spread: squared distance from the true activation, of the rebuilt one and of the
-    training mean. unit_error, unit_spread: the same at length 1, with the training mean of those.
-    The others as `PatchedSubject.effect` returns them.
+    error, spread: squared distance of the true activation to the rebuilt one and to the training
+    mean. unit_error, unit_spread: the same for activations normalised to length 1, and their mean.
+    nats, next_nats: from `PatchedSubject.effect`.
     """
 
     error: Tensor
@@ -75,7 +75,7 @@ class Fidelity(NamedTuple):
     def of(
         cls, true: Tensor, found: Tensor, mean: Tensor, unit_mean: Tensor, patched: PatchedSubject
     ) -> "Fidelity":
-        """Return the worth of `found` [B, D]; the training means are [D] or [B, D]."""
+        """Return the scores of rebuilt activations `found` [B, D]; means are [D] or [B, D]."""
         effect, (true, found) = patched.effect(found), (true.double(), found.double())
         unit = F.normalize(true, dim=-1)
         return cls(
@@ -89,16 +89,15 @@ class Fidelity(NamedTuple):
 
 @dataclass
 class Case:
-    """One batch, its explanations, and everything that is rebuilt from them; of each row with what
-    is of its layer."""
+    """One batch, its explanations and the activations rebuilt from these and from the controls."""
 
     lens: Lens  # in evaluation mode
-    baselines: Sequence[Baselines]  # of each layer
+    baselines: Sequence[Baselines]  # one per layer
     batch: ActivationBatch
     activation: Tensor  # [B, D] of the batch
-    other: Tensor  # [B, D] of the partners
+    other: Tensor  # [B, D], another activation for each
     teacher: TeacherText
-    best_of: int = 1  # readings of a prediction
+    best_of: int = 1  # explanations per activation in a prediction
 
     @property
     def position(self) -> Tensor:
@@ -110,23 +109,23 @@ class Case:
 
     @property
     def mean(self) -> Tensor:
-        """[D] or [B, D], of the training part."""
+        """Mean of the training part, [D] or [B, D]."""
         return of_layer(self.lens.mean, self.layer)
 
     @property
     def variance(self) -> Tensor:
-        """[] or [B], of the training part."""
+        """Variance of the training part, [] or [B]."""
         return of_layer(self.lens.variance, self.layer)
 
     def explain(self, activation: Tensor, key: Tensor | None = None) -> Explanation:
         return self.lens.verbalizer.explain(activation, key, layer=self.layer)
 
     def read(self, words: Tensor) -> Tensor:
-        """Return what the reconstructor makes of words [B, t, D]."""
+        """Return the activations that the reconstructor rebuilds from words [B, t, D]."""
         return self.lens.reconstructor(words, self.layer)
 
     def guess(self, of: Callable[[Baselines], Tensor]) -> Tensor:
-        """Return what the baselines of each row's own layer give."""
+        """Return the result of `of` for the baselines of each row's layer."""
         return of_rows([of(one) for one in self.baselines], self.layer)
 
     @cached_property
@@ -135,7 +134,7 @@ class Case:
 
     @cached_property
     def said(self) -> Explanation:
-        """The explanation that a prediction writes."""
+        """Explanation for a prediction."""
         if self.best_of == 1:
             return self.greedy
         given = (self.activation, self.batch["noise_key"], self.best_of, self.layer)
@@ -143,12 +142,12 @@ class Case:
 
     @cached_property
     def shuffled(self) -> Explanation:
-        """The explanation of another activation."""
+        """Explanation of the other activation."""
         return self.explain(self.other)
 
     @cached_property
     def teacher_words(self) -> Tensor:
-        """[B, t, D], embeddings of the teacher's text: the reconstructor learns from no other."""
+        """Embeddings of the teacher's text [B, t, D], as in the warm start."""
         return self.lens.words(self.teacher.of(self.lens, self.batch, self.activation))
 
     @cached_property
@@ -164,10 +163,10 @@ class Case:
         return self.read(explanation.embeddings)
 
     def rows(self) -> dict[str, Callable[[], Tensor]]:
-        """Return name -> what rebuilds the activations [B, D], by `ROW_NAMES`."""
+        """Return name of `ROW_NAMES` -> function that returns rebuilt activations [B, D]."""
         lens, guess, mean, layer = self.lens, self.guess, self.mean, self.layer
         ids, number = self.batch["input_ids"], lens.verbalizer.num_words
-        current = ids.gather(1, self.position[:, None])[:, 0]  # [B], the words at the positions
+        current = ids.gather(1, self.position[:, None])[:, 0]  # [B], tokens at the positions
         last = recent_words(ids, self.position, number, lens.verbalizer.is_word)
         explain, given = lens.verbalizer.explain, self.activation
         reader = partial(lens.reference["reconstructor"], layer=layer)
@@ -198,10 +197,10 @@ class Case:
 
     @cached_property
     def salience(self) -> Tensor:
-        """[B, t]: what the error of the explanation becomes more when one of its words is
-        replaced by the word that another activation's explanation has in its place.
+        """Salience of each word [B, t]: how much the error grows if the other activation's
+        explanation provides this word.
 
-        In units of the training variance; 0 where both have the same word there.
+        In units of the training variance; 0 if both explanations have the same word there.
         """
         own, other = self.said.embeddings, self.shuffled.embeddings
         error = self.error(self.rebuilt(self.said))
@@ -210,7 +209,7 @@ class Case:
         return torch.stack([self.error(self.read(w)) - error for w in changed], dim=1)
 
     def error(self, rebuilt: Tensor) -> Tensor:
-        """Return [B] float32 of rebuilt activations [B, D], in units of the training variance."""
+        """Return the error [B] float32 of activations [B, D], in units of the training variance."""
         return squared_error(rebuilt, self.activation, self.variance)
 
     def fidelities(self) -> dict[str, Fidelity]:
@@ -221,11 +220,11 @@ class Case:
         found = Fidelity.of(self.activation, rebuilt, self.mean, unit_mean, self.patched)
         if self.layer is None:
             return found
-        units = self.variance.double()  # no layer of long activations outweighs the others
+        units = self.variance.double()  # so that layers with long activations do not dominate
         return found._replace(error=found.error / units, spread=found.spread / units)
 
     def predictions(self) -> dict[str, Tensor]:
-        """Return what `predict_step` returns: words, and errors in units of the training variance.
+        """Return the result of `predict_step`, with errors in units of the training variance.
 
         token_ids [B, t] int64; error [B]; control_errors [B, C], in the order of `CONTROLS`.
         """
@@ -235,7 +234,7 @@ class Case:
         return {"token_ids": self.said.token_ids, "error": error, "control_errors": controls}
 
     def words_in_other_order(self) -> Tensor:
-        """Return [B, t, D]: the words of the greedy explanation, never in their own order."""
+        """Return the greedy explanation's words [B, t, D], shuffled, never in their own order."""
         words = self.greedy.embeddings
         places = torch.arange(words.shape[1], device=words.device)
         keys = mixed(mixed(self.batch["noise_key"], _WORD_ORDER)[:, None], places)
@@ -258,20 +257,20 @@ class Case:
 
 REPLICATES = 500
 SUMMED = (*Fidelity._fields, "count")
-COMPARED = ("mean", "token_mean")  # rows that others are reported against
+COMPARED = ("mean", "token_mean")  # reference rows of `kl_recovered` and `excess`
 
 
 class FidelityTable(Metric):
-    """Sums for each row, over all documents, over each file's and over each layer's; and the same
-    over samples drawn with replacement in R replicates, from which every value has an interval.
+    """Sums per row, over all samples and per file and layer; and the same sums in R bootstrap
+    replicates, from which intervals follow.
 
-    A document is drawn as a whole, as often as a Poisson variable of mean 1 says that is keyed by
-    the document: replicates need no list of samples, and are the same on any devices.
+    A replicate counts each document as a whole, as often as a Poisson variable of mean 1 with the
+    document as key: it needs no list of samples, and is the same on any number of devices.
 
     Args:
-        rows: names, those of `COMPARED` among them.
-        groups: names of the files, no two alike; one alone is all documents.
-        layers: of several, each is a group, such as layer/2.
+        rows: names, including those of `COMPARED`.
+        groups: distinct names of the files; a single file forms no group.
+        layers: if several, each is a group, such as layer/2.
 
     Source: Chamandy et al. 2012, "Estimating uncertainty for massive data streams", section 3.
     """
@@ -292,7 +291,7 @@ class FidelityTable(Metric):
         self.add_state("replicates", replicates, dist_reduce_fx="sum")
 
     def update(self, found: dict[str, Fidelity], batch: ActivationBatch) -> None:
-        """Add the values of each sample of a batch, by row."""
+        """Add a batch. Args: found: row -> scores."""
         one = torch.ones_like(batch["weight"], dtype=torch.float64)
         values = torch.stack([torch.stack([*found[row], one], -1) for row in self.rows], 1)
         member = self.members(batch)
@@ -305,20 +304,20 @@ class FidelityTable(Metric):
         self.replicates = self.replicates + torch.einsum("brg,bcf->rgcf", often, values)
 
     def members(self, batch: ActivationBatch) -> Tensor:
-        """Return the weights [B, G] float64 of a batch in each group, 0 for samples of others."""
+        """Return the samples' weights in each group [B, G] float64, 0 outside of the group."""
         weight = batch["weight"].double()
         parts = [batch["group"] == number for number in range(len(self.files))]
         parts += [batch["layer"] == index for index in range(len(self.layers))]
         return torch.stack([weight, *(weight * part for part in parts)], dim=1)
 
     def compute(self) -> dict[str, Rows]:
-        """Return group -> row -> value -> number, with `fve_low` and `fve_high` for the ends of the
-        95 % interval of `fve` and so on; 0 where nothing was counted."""
+        """Return group -> row -> value's name -> value; `fve_low` and `fve_high` are the ends of
+        the 95 % interval of `fve`, and so on; 0 for groups without samples."""
         ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=self.sums.device)
         drawn = self._values(self.replicates)
         found: dict[str, Rows] = {group: {row: {} for row in self.rows} for group in self.groups}
         for name, values in self._values(self.sums).items():
-            of_some = drawn[name].where(drawn["count"] > 0, nan)  # those that drew any document
+            of_some = drawn[name].where(drawn["count"] > 0, nan)  # replicates with any document
             parts = torch.stack([values, *of_some.nanquantile(ends, dim=0).nan_to_num()], -1)
             for group, rows in zip(self.groups, parts.tolist(), strict=True):
                 for row, (value, low, high) in zip(self.rows, rows, strict=True):
@@ -333,9 +332,9 @@ class FidelityTable(Metric):
         nats, count = by_name["nats"], by_name["count"]
         return {
             "fve": fve,  # fraction of variance explained
-            "excess": fve - fve[..., token, None],  # above that of the current-token mean
+            "excess": fve - fve[..., token, None],  # above the FVE of the current-token mean
             "unit_fve": _saved(by_name["unit_error"], by_name["unit_spread"]),  # at length 1
-            # Share that is saved of the nats of the training mean.
+            # 1 - nats relative to those of the training mean.
             "kl_recovered": _saved(nats, nats[..., mean, None]),
             "nats": nats / count.clamp(min=1),
             "next_nats": by_name["next_nats"] / count.clamp(min=1),
@@ -344,7 +343,7 @@ class FidelityTable(Metric):
 
 
 def _saved(cost: Tensor, base: Tensor) -> Tensor:
-    """1 - cost / base; 0 where there is nothing to save."""
+    """1 - cost / base; 0 if base is 0."""
     return torch.where(base > 0, 1 - cost / base.clamp(min=1e-300), 0.0)
 
 
@@ -355,15 +354,15 @@ class Explained(SumCount):
     """Fraction of variance explained: `update(error, spread)` adds squared distances."""
 
     def compute(self) -> Tensor:
-        """Return 1 - error / spread, [] float64; 0 where nothing was counted."""
+        """Return 1 - error / spread, [] float64; 0 without samples."""
         return _saved(self.total, self.count)
 
 
 class Legibility(Metric):
-    """Of greedy explanations, over all documents and over each file's: nats of a word under the
-    subject as a language model; share of texts that are like no other; and for each attribute, how
-    often it stood before the position, and how often it is then in the explanation, or in that of
-    another activation. Groups are those of `FidelityTable`.
+    """Legibility of greedy explanations per group of `FidelityTable`: nats per word under the
+    subject as a language model; share of distinct texts; and for each attribute, number of samples
+    with it before the position, and share of these in which the explanation, or that of another
+    activation, contains it.
     """
 
     nats: Tensor
@@ -376,9 +375,9 @@ class Legibility(Metric):
         self.attributes, self.groups = list(attributes), list(groups)
         nats = torch.zeros(len(groups), 2, dtype=torch.float64)
         known = torch.zeros(len(groups), len(attributes), 3, dtype=torch.float64)
-        self.add_state("nats", nats, dist_reduce_fx="sum")  # [G, 2], and their number
+        self.add_state("nats", nats, dist_reduce_fx="sum")  # [G, 2]: sum and count
         self.add_state("known", known, dist_reduce_fx="sum")  # [G, A, 3]
-        self.add_state("keys", [], dist_reduce_fx="cat")  # [n], of texts
+        self.add_state("keys", [], dist_reduce_fx="cat")  # [n], hashes of explanations
         self.add_state("members", [], dist_reduce_fx="cat")  # [n, G]
 
     def update(
@@ -389,8 +388,8 @@ class Legibility(Metric):
         Args:
             nats: [B].
             texts: the explanations [B, t] int64, and those of other activations.
-            attributes: [B, A] int64, tokens; -1 = not known.
-            member: [B, G] of `FidelityTable.members`.
+            attributes: [B, A] int64, tokens; -1 = unknown.
+            member: [B, G] from `FidelityTable.members`.
         """
         values = torch.stack([nats.double(), torch.ones_like(nats, dtype=torch.float64)], dim=1)
         self.nats = self.nats + torch.einsum("bg,bf->gf", member, values)
@@ -406,7 +405,7 @@ class Legibility(Metric):
             self.known = self.known + torch.einsum("bg,baf->gaf", member, found)
 
     def compute(self) -> tuple[Rows, dict[str, Rows]]:
-        """Return group -> name -> value; and group -> attribute -> value of `RECALLS`."""
+        """Return group -> name -> value; and group -> attribute -> name of `RECALLS` -> value."""
         keys, members = dim_zero_cat(self.keys), dim_zero_cat(self.members)
         found: Rows = {}
         of_attributes: dict[str, Rows] = {}
@@ -447,17 +446,17 @@ SHOWN = {
 
 
 class ControlTable(Callback):
-    """Computes all rows from the module's sums, logs the headline, prints and writes the tables.
+    """Computes all rows from the module's sums, logs headline values, prints and writes the tables.
 
-    The headline is that of the first file; that of each further one FILE is test/FILE/…, that of
-    each of several layers N over all files test/layer/N/….
-    controls.json: subject; rows, as of `FidelityTable.compute`; legibility, group -> name -> value;
-    attributes, group -> name -> recall; notes. A group is a file, a layer, or all. examples.html:
-    `NUM_EXAMPLES` explanations.
+    It logs the first file's headline as test/…, that of each further FILE as test/FILE/…, and with
+    several layers that of each layer N over all files as test/layer/N/….
+    controls.json: subject; rows, see `FidelityTable.compute`; legibility, group -> name -> value;
+    attributes, group -> attribute -> recall; notes. A group is a file, a layer, or all.
+    examples.html: `NUM_EXAMPLES` explanations.
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        computed = pl_module.fidelity.compute()  # collectives: on every rank
+        computed = pl_module.fidelity.compute()  # a collective, so on every rank
         legible, attributes = pl_module.legibility.compute()
         left_out = () if pl_module.lens.reference_step >= 0 else REFERENCE_ROWS
         groups = {
@@ -472,7 +471,7 @@ class ControlTable(Callback):
             values |= {start + name: value for name, value in found.items()}
         pl_module.headline = nn.ModuleList(SumCount() for _ in values).to(pl_module.device)
         for place, (name, value) in enumerate(values.items()):
-            metric = pl_module.headline[place]  # no names: FILE has dots
+            metric = pl_module.headline[place]  # by index, as names of files contain dots
             metric.update(torch.tensor(value, dtype=torch.float64), torch.tensor(1))
             pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{place}")
         dataset = trainer.datamodule.datasets["test"]
@@ -508,7 +507,7 @@ class ControlTable(Callback):
 
 
 def headline(rows: Rows, legible: Row) -> Row:
-    """Return what a test logs."""
+    """Return the values that a test logs for one group."""
     own, token = rows["greedy"], rows["token_mean"]["fve"]
     return {
         "fve": own["fve"],
@@ -523,7 +522,7 @@ def headline(rows: Rows, legible: Row) -> Row:
 
 
 def rendered(rows: Rows, legible: Row, group: str) -> Table:
-    """Return the table of controls as it is printed, at most 80 columns wide."""
+    """Return the printed table of controls, at most 80 columns wide."""
     shown = Table(title_justify="left", caption_justify="left", box=None, pad_edge=False)
     shown.title = "controls" if group == ALL else f"controls: {group}"
     shown.add_column("rebuilt from")
@@ -547,24 +546,24 @@ def rendered(rows: Rows, legible: Row, group: str) -> Table:
 
 
 def _number(value: float) -> str:
-    """At most seven characters."""
+    """Format a number in at most seven characters."""
     if abs(value) < 100:
         return f"{round(value, 3) + 0.0:.3f}"  # no -0.000
     return f"{value:.1e}".replace("e+0", "e")
 
 
 def evenly(length: int, number: int) -> list[int]:
-    """Return so many of 0 … length - 1 at even distances, the first and the last among them."""
+    """Return `number` evenly spaced values of 0 … length - 1, including the first and the last."""
     return np.unique(np.linspace(0, length - 1, min(number, length)).round().astype(int)).tolist()
 
 
 def examples(
     trainer: Trainer, module: LightningModule, dataset: Any, numbers: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Return the lines of `predict` for some samples, with `words`, pairs of the text of each word
-    of the explanation and its salience; by rising error.
+    """Return the lines of `predict` for some samples, sorted by error, with `words`: (text,
+    salience) of each word of the explanation.
 
-    Every rank computes all of them, so that none waits for another.
+    Every rank computes all lines, so that no rank waits for another.
     """
     batch = module.transfer_batch_to_device(dataset.batch(np.array(numbers), 0), module.device, 0)
     with torch.no_grad():
@@ -581,8 +580,7 @@ def examples(
 
 
 def page(examples: list[dict[str, Any]], number: int) -> str:
-    """Return the page of `examples` out of so many activations: one file of HTML that needs no
-    network, and sorts itself."""
+    """Return a self-contained, sortable HTML page of `examples` from `number` activations."""
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         Path(__file__).with_name("examples.html").read_text("utf-8")
     )

@@ -1,4 +1,4 @@
-"""Verbalizer, reconstructor, and the lens of both around a subject.
+"""Verbalizer, reconstructor, and the lens that combines them with a subject.
 
 Shapes: B activations, D features, L blocks, P positions of the prompt, t words, V vocabulary.
 """
@@ -35,24 +35,24 @@ _MANTISSA = 24  # bits of a uniform number in float32
 
 
 def gumbel_noise(key: Tensor, place: int, vocab_size: int) -> Tensor:
-    """Return Gumbel noise [B, V] float32, the same on any device for the same keys [B] int64 and
-    place of the word in the text."""
+    """Return Gumbel noise [B, V] float32, the same on any device for equal keys [B] int64 and an
+    equal place of the word in the explanation."""
     uniform = uniforms(mixed(key, place), vocab_size)
     return -torch.log(-torch.log(uniform)).float()
 
 
 def uniforms(key: Tensor, number: int) -> Tensor:
-    """Return [B, number] float64 above 0 and below 1, keyed by `key` [B] int64."""
+    """Return uniform numbers [B, number] float64 in (0, 1), determined by `key` [B] int64."""
     places = torch.arange(number, device=key.device)
     bits = mixed(key[:, None], places) & ((1 << _MANTISSA) - 1)
     return (bits.double() + 0.5) / (1 << _MANTISSA)
 
 
 def straight_through(logits: Tensor, noise: Tensor | None, temperature: float) -> Tensor:
-    """Return one-hot words [B, V] whose gradient is that of a soft choice at a temperature.
+    """Return one-hot words [B, V] with the gradient of a softmax at `temperature`.
 
     Args:
-        logits: [B, V], float32 or better.
+        logits: [B, V], in float32 or wider.
         noise: [B, V]; `None` takes the most probable word.
         temperature: above 0.
 
@@ -66,14 +66,14 @@ def straight_through(logits: Tensor, noise: Tensor | None, temperature: float) -
     return hard + soft - soft.detach()
 
 
-IMPOSSIBLE = -1e4  # logit of what is no word: finite, so that products with probability 0 are 0
+IMPOSSIBLE = -1e4  # logit of excluded tokens: finite, as 0 x infinity would be NaN
 
 
 class Explanation(NamedTuple):
-    """Words for activations.
+    """Words that explain activations.
 
-    token_ids [B, t] int64; embeddings [B, t, D], through which gradients pass; logits [B, t, V]
-    float32, from which the words were chosen.
+    token_ids [B, t] int64; embeddings [B, t, D], which carry gradients; logits [B, t, V] float32,
+    from which the words are chosen.
     """
 
     token_ids: Tensor
@@ -82,20 +82,20 @@ class Explanation(NamedTuple):
 
 
 class Verbalizer(nn.Module):
-    """A copy of the subject that reads a prompt with the activation in it, and goes on in words.
+    """Copy of the subject that continues a prompt, which contains the activation, with words.
 
-    The prompt is some learned positions and an empty one, the marker. The activation stands at the
-    marker's place in the input of every block, or of the first ones, through a linear map for each
-    that begins as the identity. Words of a prompt around the marker are learned from their
-    embeddings on.
+    The prompt consists of learned vectors and an empty position, the marker. At the marker, the
+    activation replaces the input of all blocks, or of the first `num_patched` ones, after an affine
+    map per block, which is initially the identity. Words of the prompt around the marker are
+    learned vectors, too, initialised with the words' embeddings.
 
     Args:
         network: a copy of the subject, or the subject itself.
-        is_word: [V] bool, tokens that an explanation may hold.
-        begin_id: token whose embedding the prompt starts from.
-        options: t, the prompt's learned positions, and the blocks that take the activation.
-        around: tokens of the prompt's words before and behind the marker.
-        layers: that activations are of; of several, an affine map of each comes first.
+        is_word: [V] bool, tokens that an explanation may contain.
+        begin_id: token whose embedding initialises the learned positions.
+        options: number of words t, learned positions, and blocks that take the activation.
+        around: tokens of the prompt's words before and after the marker.
+        layers: number of layers; with several, an affine map per layer comes first.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Verbalizer(nn.Module):
         self.register_buffer("is_word", is_word, persistent=False)
 
     def forward(self, activation: Tensor, token_ids: Tensor, layer: Tensor | None = None) -> Tensor:
-        """Return the logits [B, t, V] of each word of texts [B, t] int64 after the words before it,
+        """Return the logits [B, t, V] of each word of texts [B, t] int64 given the previous words,
         for activations [B, D] of layers [B]."""
         given = self.network.embedding(token_ids[:, :-1])
         start = self._prompt(len(activation))
@@ -142,12 +142,12 @@ class Verbalizer(nn.Module):
         """Return an explanation of each activation.
 
         Args:
-            activation: [B, D]; `None` leaves its place in the prompt empty, as a control.
-            noise_key: [B] int64, of what is drawn; `None` takes the most probable word each time.
+            activation: [B, D]; `None` leaves the marker empty, as a control.
+            noise_key: [B] int64, key of random draws; `None` always takes the most probable word.
             temperature: of the gradient, see `straight_through`.
-            rows: B where there is no activation.
-            spread: temperature at which words are drawn.
-            layer: [B] int64, see `layers`.
+            rows: B if there is no activation.
+            spread: temperature of random draws.
+            layer: [B] int64, see the module `layers`.
         """
         start = self._prompt(rows if activation is None else len(activation))
         cache, end = self.network.new_cache(), start.shape[1]
@@ -171,7 +171,7 @@ class Verbalizer(nn.Module):
             hidden = read(self.network, None, embedding[:, None], cache, end + len(found) - 1)
 
     def _prompt(self, rows: int) -> Tensor:
-        start = F.pad(self.prompt, (0, 0, 0, 1))  # and the marker
+        start = F.pad(self.prompt, (0, 0, 0, 1))  # appends the marker
         whole = start if self.behind is None else torch.cat([start, self.behind])
         return whole.expand(rows, -1, -1)
 
@@ -180,7 +180,7 @@ class Verbalizer(nn.Module):
 
     @contextmanager
     def _injected(self, activation: Tensor | None, layer: Tensor | None) -> Iterator[None]:
-        """Put the activation at the marker's place in the input of the blocks that have a map."""
+        """Replace the marker in the input of each block with a map by the mapped activation."""
         if activation is None:
             yield
             return
@@ -206,14 +206,14 @@ class Verbalizer(nn.Module):
 
 
 def only_words(logits: Tensor, is_word: Tensor) -> Tensor:
-    """Return logits [..., V] in float32 (or better) with which only words [V] are ever chosen."""
+    """Return logits [..., V], in float32 or wider, with tokens outside `is_word` [V] excluded."""
     return in_float32(logits).masked_fill(~is_word, IMPOSSIBLE)
 
 
 class Reconstructor(nn.Module):
-    """The lowest blocks of a copy of the subject, which read the words from the last to the first
-    after a learned start, the embedding of `begin_id` at first; and a linear map, the identity at
-    first, of the layer's output at the last one read. Each layer has a start and a map."""
+    """Lowest blocks of a copy of the subject, which read a learned start and then the words in
+    reverse, and an affine map of the layer's output at the last position. Each layer has its own
+    start, initially the embedding of `begin_id`, and its own map, initially the identity."""
 
     def __init__(self, network: Network, begin_id: int, layers: Sequence[int] = (-1,)) -> None:
         super().__init__()
@@ -228,8 +228,8 @@ class Reconstructor(nn.Module):
             nn.init.zeros_(self.map.bias)
 
     def forward(self, words: Tensor, layer: Tensor | None = None) -> Tensor:
-        """Return the rebuilt activations [B, D], of layers [B], of words [B, t, D], embeddings of
-        the subject."""
+        """Return the rebuilt activations [B, D] of layers [B] from the subject's embeddings of
+        words [B, t, D]."""
         start = of_layer(self.start, layer)  # [1, D] or [B, D]
         texts = torch.cat([start[:, None].expand(len(words), -1, -1), words.flip(1)], dim=1)
         blocks = [self.network.blocks()[each] for each in self.layers]
@@ -238,22 +238,22 @@ class Reconstructor(nn.Module):
         return self.map(last) if layer is None else self.map(last, layer)
 
 
-MARKER = "{activation}"  # in a prompt in words
-NEVER = -1  # for the step at which the reference was kept
+MARKER = "{activation}"  # placeholder in `LensOptions.prompt`
+NEVER = -1  # `reference_step` without a reference
 
 
 @dataclass(frozen=True)
 class LensOptions:
-    """How a lens is built.
+    """Shape of a lens.
 
     Args:
         num_words: tokens of an explanation.
         num_prompt: learned positions before the activation in the verbalizer's prompt.
-        verbalizer: the part that learns of its copy of the subject.
-        reconstructor: as verbalizer.
-        num_patched: blocks of the verbalizer, from the first on, that take the activation at the
-            marker's place; `None` is all.
-        prompt: words around it, such as "The text says {activation}:"; `None` for none.
+        verbalizer: what to train of the verbalizer's copy of the subject.
+        reconstructor: the same for the reconstructor's copy.
+        num_patched: number of the verbalizer's first blocks that take the activation in their
+            input; `None` takes all.
+        prompt: words around the activation, such as "The text says {activation}:"; `None` for none.
     """
 
     num_words: int = 6
@@ -271,12 +271,12 @@ class LensOptions:
                 f"lens.prompt must name the activation's place once, as {MARKER}, got "
                 f"{self.prompt!r}."
             )
-        for name in ("verbalizer", "reconstructor"):  # of a checkpoint's plain values
+        for name in ("verbalizer", "reconstructor"):  # dicts come from a checkpoint
             if isinstance(getattr(self, name), dict):
                 object.__setattr__(self, name, BaseOptions(**getattr(self, name)))
 
     def tokens_around(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
-        """Return the tokens of the prompt's words before and behind the activation."""
+        """Return the tokens of the prompt's words before and after the activation."""
         if self.prompt is None:
             return [], []
         before, _, behind = self.prompt.partition(MARKER)
@@ -284,8 +284,8 @@ class LensOptions:
 
 
 class Lens(nn.Module):
-    """Subject, verbalizer and reconstructor; and as `reference` both as they were when they began
-    to learn together, which keeps the words' meaning from drifting."""
+    """Subject, verbalizer and reconstructor; and `reference`, a copy of both from the step at which
+    they begin to learn together, which keeps the words' meaning from drifting."""
 
     def __init__(self, subject: Subject, tokenizer: TextTokenizer, options: LensOptions) -> None:
         super().__init__()
@@ -312,29 +312,29 @@ class Lens(nn.Module):
         layer, mean = torch.arange(num_layers) if of_each else None, self.mean.view(-1, width)
         freeze_unused(self.verbalizer, lambda: self.verbalizer(mean, text, layer))
         freeze_unused(self.reconstructor, lambda: self.reconstructor(self.words(text), layer))
-        for part in (self.verbalizer, self.reconstructor):  # what is frozen is the subject's own
+        for part in (self.verbalizer, self.reconstructor):  # share frozen weights with the subject
             for name, parameter in list(part.network.named_parameters(remove_duplicate=False)):
                 if not parameter.requires_grad:
                     owner, _, last = name.rpartition(".")
                     setattr(part.network.get_submodule(owner), last, network.get_parameter(name))
-        self.reference = nn.ModuleDict()  # frozen copies, which share what is frozen already
+        self.reference = nn.ModuleDict()  # copies that share weights which are already frozen
         for name, part in (("verbalizer", self.verbalizer), ("reconstructor", self.reconstructor)):
             shared: dict[int, Any] = {id(p): p for p in part.parameters() if not p.requires_grad}
             self.reference[name] = copy.deepcopy(part, shared).requires_grad_(False)
 
     @torch.no_grad()
     def keep_reference(self, step: int = 0) -> None:
-        """Make verbalizer and reconstructor at an optimizer step the reference; `NEVER` where
-        neither has learnt anything."""
+        """Copy verbalizer and reconstructor to the reference. Args: step: optimizer step, or
+        `NEVER` if both are untrained."""
         self.reference_step.fill_(step)
         for name, kept in self.reference.items():
             learner = getattr(self, name)
             for own, copied in zip(learner.parameters(), kept.parameters(), strict=True):
-                if copied is not own:  # words are shared
+                if copied is not own:  # embeddings of words are shared
                     copied.copy_(own)
 
     def train(self, mode: bool = True) -> "Lens":
-        """Train verbalizer and reconstructor; what stands still stays in evaluation mode."""
+        """Set the mode of verbalizer and reconstructor; frozen parts stay in eval mode."""
         super().train(mode)
         for still in (self.subject, self.untrained, self.reference):
             still.eval()
@@ -345,7 +345,7 @@ class Lens(nn.Module):
         return [block for part in parts for block in part.network.blocks()]
 
     def activation(self, batch: ActivationBatch) -> Tensor:
-        """Return [B, D], of the store or else of the subject."""
+        """Return activations [B, D] from the batch, if it has them, else from the subject."""
         if "activation" in batch:
             return batch["activation"].to(self.mean.dtype)
         with torch.no_grad():
@@ -358,8 +358,8 @@ class Lens(nn.Module):
         return self.subject.network.embedding(token_ids)
 
     def language_logits(self, token_ids: Tensor) -> Tensor:
-        """Return the subject's logits [B, t, V] float32 of each word of texts [B, t], as the
-        beginning of a document; never of what is no word."""
+        """Return the subject's logits [B, t, V] float32 of each word of texts [B, t] at the start
+        of a document; tokens that are no words are excluded."""
         begin = torch.full_like(token_ids[:, :1], self.begin_id)
         hidden = read(self.subject.network, torch.cat([begin, token_ids[:, :-1]], dim=1))
         return only_words(self.subject.network.head(hidden), self.verbalizer.is_word)

@@ -1,7 +1,7 @@
-"""Loss of the lens: its terms, their schedules, and the schedule of the temperature of words.
+"""Loss terms of the lens, their schedules, and the schedule of the temperature of words.
 
-Shapes: B samples, D features, t words, P places of a document, V vocabulary, K readings of each, W
-wrong activations of each.
+Shapes: B samples, D features, t words, P positions of a document, V vocabulary, K readings per
+sample, W wrong activations per sample.
 """
 
 import math
@@ -22,8 +22,8 @@ from lit_models.training.metrics import in_float32
 if TYPE_CHECKING:
     from lit_models.consistency_lens.teacher import TeacherText
 
-NUM_READINGS, NUM_WRONG = 4, 7  # of each sample, of `contrast`
-READING = 32  # key of what is drawn for it
+NUM_READINGS, NUM_WRONG = 4, 7  # readings and wrong activations per sample in `contrast`
+READING = 32  # first key of its random draws
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class LossWeight:
     """Weight of one term of the loss.
 
     Args:
-        weight: while the term counts, 0 or more.
-        begin: first optimizer step at which it does.
-        end: first step at which it does no more, after `begin`; `None` for the end of the run.
+        weight: 0 or more, from step `begin` until before step `end`; 0 at other steps.
+        begin: first optimizer step with the term.
+        end: first step without the term, after `begin`; `None` for the end of the run.
     """
 
     weight: float = 0.0
@@ -52,23 +52,23 @@ class LossWeight:
         return 0.0 if step < self.begin or is_over else self.weight
 
 
-MAX_NATS = 50.0  # by which a word is improbable: an impossible one must not outweigh all others
-JOINT = ("reconstruction", "effect")  # terms from which both networks learn together
+MAX_NATS = 50.0  # cap for improbable words, so that an impossible one does not outweigh the others
+JOINT = ("reconstruction", "effect")  # terms that train both networks together
 
 
 @dataclass(frozen=True)
 class LensLosses:
-    """Weights of the terms, each over the optimizer steps of the run.
+    """Weights of the loss terms over the optimizer steps of the run.
 
     Args:
-        teacher_text: nats per word of the teacher's text, given the activation (warm start).
-        teacher_reconstruction: squared error of what is rebuilt from the teacher's text.
-        reconstruction: squared error of what is rebuilt from the verbalizer's own words.
-        reference: nats per word by which the verbalizer's choices leave those of the reference.
-        effect: nats by which the subject's next words change with the rebuilt activation, mean
-            over its position and up to 8 that follow it.
-        fluency: nats per word by which the choices leave those of the subject as a language model.
-        contrast: minus the reward of `contrast`, for which the verbalizer alone learns.
+        teacher_text: nats per word of the teacher's text given the activation (warm start).
+        teacher_reconstruction: squared error of the activation rebuilt from the teacher's text.
+        reconstruction: squared error of the activation rebuilt from the verbalizer's words.
+        reference: KL divergence of the verbalizer's words from the reference's, nats per word.
+        effect: KL divergence of the subject's next tokens when the rebuilt activation replaces the
+            true one, mean nats over its position and up to 8 following ones.
+        fluency: KL divergence of the verbalizer's words from the subject's as a language model.
+        contrast: negative reward of `contrast`; trains only the verbalizer.
     """
 
     teacher_text: LossWeight = LossWeight()
@@ -83,33 +83,33 @@ class LensLosses:
         assert tuple(field.name for field in fields(self)) == TERMS
 
     def at(self, step: int) -> dict[str, float]:
-        """Return the terms that count at an optimizer step, with their weights."""
+        """Return the terms with a weight above 0 at an optimizer step, and their weights."""
         weights = {name: getattr(self, name).at(step) for name in TERMS}
         return {name: weight for name, weight in weights.items() if weight}
 
     @property
     def joint_start(self) -> int | None:
-        """First step at which the verbalizer's own words are rebuilt, if they ever are."""
+        """First step with a term of `JOINT`; `None` if there is none."""
         terms = [getattr(self, name) for name in JOINT]
         return min((term.begin for term in terms if term.weight), default=None)
 
     def changes(self) -> list[int]:
-        """Return the steps at which a term begins or ends, and the first."""
+        """Return step 0 and the steps at which a term begins or ends, in ascending order."""
         terms = [getattr(self, name) for name in TERMS]
         return sorted({0, *(t.begin for t in terms), *(t.end for t in terms if t.end is not None)})
 
 
 @dataclass(frozen=True)
 class TemperatureSchedule:
-    """Temperature of the choice of words: constant, then falling.
+    """Temperature for the choice of words: constant, then falling.
 
     Args:
-        start: above 0, at optimizer step `begin` and before.
-        end: above 0, at optimizer step `until` and after.
+        start: above 0, up to optimizer step `begin`.
+        end: above 0, from optimizer step `until` on.
         begin: 0 or more.
         until: above `begin`.
-        shape: of the fall: a straight line, half a wave of the cosine, or one factor at each step.
-        floor: 0 or more, below which it never falls, such as in the middle of a steep fall.
+        shape: of the fall: linear, half a cosine wave, or the same factor at each step.
+        floor: 0 or more, lower bound of the temperature at all steps.
     """
 
     start: float = 1.0
@@ -136,22 +136,21 @@ class TemperatureSchedule:
 
 
 def squared_error(rebuilt: Tensor, activation: Tensor, variance: Tensor) -> Tensor:
-    """Return [B]: mean square over features, in units of the training part's variance, [] or
-    [B]."""
+    """Return the mean squared error over features [B], divided by the training part's variance, []
+    or [B]."""
     return (in_float32(rebuilt) - in_float32(activation)).square().mean(-1) / variance
 
 
 def text_nats(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Return [B]: mean nats of the words of a text. Args: logits [B, t, V], token_ids [B, t]."""
+    """Return the mean nats per word [B]. Args: logits [B, t, V], token_ids [B, t]."""
     nats = F.cross_entropy(logits.flatten(0, 1), token_ids.flatten(), reduction="none")
     return nats.view_as(token_ids).mean(-1)
 
 
 def divergence(logits: Tensor, other: Tensor) -> Tensor:
-    """Return [B]: mean over words of KL(softmax(logits) || softmax(other)), both [B, t, V].
+    """Return the mean over words of KL(softmax(logits) || softmax(other)) [B], both [B, t, V].
 
-    What `other` says of a word is cut off, and not the sum: its gradient must not vanish where the
-    two differ most.
+    `other` is clamped per token, not the sum, whose gradient would vanish where both differ most.
     """
     own = logits.log_softmax(-1)
     against = other.log_softmax(-1).clamp(min=-MAX_NATS)
@@ -159,8 +158,8 @@ def divergence(logits: Tensor, other: Tensor) -> Tensor:
 
 
 def effect(lens: Lens, batch: ActivationBatch, rebuilt: Tensor) -> Tensor:
-    """Return [B]: mean KL(true || changed) of the subject's words at the places of
-    `PatchedSubject`, with rebuilt activations [B, D] in the place of the true ones."""
+    """Return the mean KL(true || changed) [B] of the subject's next tokens at the positions of
+    `PatchedSubject`, with rebuilt activations [B, D] instead of the true ones."""
     with no_grad():
         patched = PatchedSubject(lens.subject, batch)
     own = in_float32(patched.true).log_softmax(-1)  # [B, P, V]
@@ -169,13 +168,13 @@ def effect(lens: Lens, batch: ActivationBatch, rebuilt: Tensor) -> Tensor:
 
 
 def contrast(lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
-    """Return [B]: minus the mean reward of K drawn readings of activations [B, D], whose gradient
+    """Return the negative mean reward [B] of K random readings of activations [B, D]; its gradient
     is the policy gradient.
 
-    The reward of words is the cosine between what the reference's reconstructor makes of them and
-    the right activation, less the mean cosine with the wrong ones, all seen from the training
-    mean: -2 to 2. That reader has learnt the teacher's words and no code since. Draws follow the
-    sample's key; the baseline of a reading is the mean reward of the sample's others.
+    The reference's reconstructor, which knows the teacher's words and no code that the networks
+    agree on later, rebuilds an activation from the words. The reward is its cosine with the right
+    activation minus the mean cosine with the wrong ones, all relative to the training mean: -2 to
+    2. Draws are keyed by sample; a reading's baseline is the sample's mean reward of the others.
 
     Source: Williams 1992, REINFORCE; Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for
     free!", equation 8.
@@ -198,7 +197,7 @@ def contrast(lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
 def reward(
     lens: Lens, words: Tensor, activation: Tensor, wrong: Tensor, layer: Tensor | None = None
 ) -> Tensor:
-    """Return the reward [B] of words [B, t] for activations [B, D], wrong ones [B, W, D]."""
+    """Return the reward [B] of words [B, t]. Args: right activations [B, D], wrong [B, W, D]."""
     mean = of_layer(lens.mean, layer)
     rebuilt = in_float32(lens.reference["reconstructor"](lens.words(words), layer) - mean)
     seen = in_float32(
@@ -219,7 +218,7 @@ def lens_terms(
     temperature: float,
     teacher_text: "TeacherText",
 ) -> dict[str, Tensor]:
-    """Return the terms of these names, name -> [B], of a batch and its activations [B, D]."""
+    """Return name -> loss term [B] for these names, a batch and its activations [B, D]."""
     found: dict[str, Tensor] = {}
     layer = batch.get("layer")
     variance = of_layer(lens.variance, layer)
@@ -250,15 +249,15 @@ def lens_terms(
 
 
 def leaves_one_idle(losses: LensLosses) -> bool:
-    """Return whether there are steps in which one of the networks gets no gradient."""
+    """Return whether one of the networks gets no gradient in some steps."""
     sets = [set(losses.at(step)) for step in losses.changes()]
     speaks, reads = set(TERMS) - {"teacher_reconstruction"}, {"teacher_reconstruction", *JOINT}
     return not all(names & speaks and names & reads for names in sets)
 
 
 def check_phases(losses: LensLosses, num_steps: int | None) -> None:
-    """Raise ValueError for a run of `num_steps` optimizer steps, or without end, that learns
-    nothing at some step, or asks for the reference before it is kept."""
+    """Raise ValueError if some step of a run has no term, or a term that needs the reference before
+    it is kept. Args: num_steps: optimizer steps of the run, `None` for no end."""
     for step in losses.changes():
         if (num_steps is None or step < num_steps) and not losses.at(step):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""LightningModules of the consistency lens. Batches: ActivationBatch, of the dump DumpBatch."""
+"""LightningModules of the consistency lens (ActivationBatch) and of the dump (DumpBatch)."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,35 +54,35 @@ from lit_models.training.optim import configured, parameter_groups
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.sharding import local_parts, total_norm
 
-Recipe = dict[str, Any]  # what a checkpoint keeps of a lens besides weights, in plain values
+Recipe = dict[str, Any]  # plain values that a checkpoint keeps besides the weights
 
 
 class LitConsistencyLens(ExactModule):
-    """Puts activations of a frozen model into words, and rebuilds them from the words alone.
+    """Explains activations of a frozen model in words, and rebuilds them from only these words.
 
     Args:
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
-        subject: the model that is explained, and the layer.
-        layers: several layers that one lens explains; `subject.layer` is then of no account.
-        losses: weights of the loss's terms over the run.
+        subject: the model to explain, and the layer.
+        layers: several layers for one lens to explain, instead of `subject.layer`.
+        losses: weights of the loss terms over the run.
         lr_scheduler: factory; `None` keeps the rate constant.
-        lens: how verbalizer and reconstructor are built.
-        temperature: of the choice of words, over the run.
-        teacher: what the teacher's text is made of; by default the most recent words.
+        lens: shape of verbalizer and reconstructor.
+        temperature: schedule for the choice of words.
+        teacher: words of the teacher's text; by default the most recent ones.
         init_from: checkpoint to take weights from.
-        best_of: readings of each activation of which a prediction writes the one that rebuilds it
-            best: the surest words, and draws.
-        rates: part -> factor of the learning rate. A part is the beginning of names inside the
-            lens, such as verbalizer, verbalizer.network or verbalizer.map (weights and biases); of
-            two that fit the longer one counts.
-        clips: part -> norm that its gradient is clipped to by itself; the trainer's
-            gradient_clip_val is then that of all others.
+        best_of: number of explanations per activation in a prediction, the most probable words and
+            random draws; the one that rebuilds the activation best is written.
+        rates: part -> factor of the learning rate. A part is a prefix of parameter names in the
+            lens, such as verbalizer, verbalizer.network or verbalizer.map (weights and biases); the
+            longest matching prefix counts.
+        clips: part -> maximum norm of the part's gradient, clipped separately; the trainer's
+            gradient_clip_val then applies to all other parameters.
     """
 
     takes_half_weights: ClassVar[bool] = True
     recipe_key: ClassVar[str] = "lens_recipe"
     buffers_stand_still: ClassVar[bool] = True
-    uneven_steps: ClassVar[tuple[str, ...]] = ("test_step",)  # which needs whole weights
+    uneven_steps: ClassVar[tuple[str, ...]] = ("test_step",)  # needs unsharded weights
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class LitConsistencyLens(ExactModule):
         return self.lens.blocks()
 
     def flops(self, lengths: np.ndarray) -> float:
-        """As ExactModule; verbalizer and reconstructor see the words alone."""
+        """As in ExactModule; counts verbalizer and reconstructor on the words only."""
         parts = (self.lens.verbalizer, self.lens.reconstructor)
         return sum(map(flops_per_position, parts)) * len(lengths) * parts[0].num_words
 
@@ -134,31 +134,31 @@ class LitConsistencyLens(ExactModule):
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The subject's tokenizer; there after `setup`."""
+        """The subject's tokenizer; available after `setup`."""
         return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
     def setup(self, stage: str) -> None:
-        """Know the data that a lens goes on with."""
+        """Extend a known recipe by the data that the lens continues with."""
         known = self.recipe
         super().setup(stage)
         if known is not None:
             self.recipe = self.recipe_of(self.trainer.datamodule, known)
 
     def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
-        """Return the recipe of a run. The subject's weights are not in it: they are read from its
-        folder again, and known by their digest.
+        """Return the recipe of a run. It identifies the subject by a digest, without its weights,
+        which are always read from the subject's folder.
 
         Raises:
             FileNotFoundError: the subject's folder is missing.
-            ValueError: the activations are not of this subject and layer, or the documents or the
-                explanations do not fit it, or it is not what the checkpoint was trained with.
+            ValueError: the activations are of another subject or layer, documents or explanations
+                are too long for the subject, or the checkpoint was trained with another subject.
         """
         store, lens = data.store, self.lens_options
         network = subject_recipe(self.options, store.tokenizer.vocab_size)
         check_recipe(network, data.context_length, store.tokenizer.vocab_size)
         limit = most_positions(network)
-        # Prompt, marker and all words but the last, which is never read again; the reconstructor's
-        # start and all words are no more.
+        # The verbalizer reads prompt, marker and all words but the last; the reconstructor, which
+        # reads its start and all words, needs no more.
         needed = lens.num_prompt + lens.num_words
         needed += sum(map(len, lens.tokens_around(store.tokenizer)))
         if limit is not None and needed > limit:
@@ -202,12 +202,12 @@ class LitConsistencyLens(ExactModule):
         self.val_layers = nn.ModuleList(each)
 
     def prepare(self, data: Any, is_new: bool) -> None:
-        """Know the data's statistics, by which it is judged what was learnt."""
+        """Set the statistics of the data, the baselines and the tables of controls."""
         if self.baselines is None:
             subject, places = self.lens.subject, range(len(self.layers))
             device = next(subject.parameters()).device
             found = [data.statistics(i, subject.of_layers, device) for i in places]
-            if is_new:  # else the checkpoint knows the mean of its training
+            if is_new:  # else the checkpoint holds the mean of its training data
                 self.lens.mean.copy_(stack([torch.from_numpy(one.mean) for one in found]))
                 self.lens.variance.copy_(stack([torch.tensor(one.variance) for one in found]))
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
@@ -222,19 +222,19 @@ class LitConsistencyLens(ExactModule):
             self.legibility = controls.Legibility(tested.names, self.fidelity.groups)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights of another run, with the mean and variance of this one's data."""
+        """Return another run's weights with the mean and variance of this run's data."""
         self.take_recipe(self.stored_recipe(checkpoint))
         own = {"lens.mean": self.lens.mean, "lens.variance": self.lens.variance}
         return {**checkpoint["state_dict"], **own}
 
     def on_fit_start(self) -> None:
-        """Keep Lightning from warning of the frozen networks, and of exactly so many."""
+        """Silence Lightning's warning about eval mode for exactly the frozen networks."""
         number = sum(not part.training for part in self.modules())
         message = rf"Found {number} module\(s\) in eval mode at the start of training"
         warnings.filterwarnings("ignore", message=message)
 
     def on_train_batch_start(self, batch: ActivationBatch, batch_idx: int) -> None:
-        """Keep both networks as they are when they begin to learn together."""
+        """Copy both networks as reference when they begin to learn together."""
         step = self.trainer.global_step
         if step == self.losses.joint_start and not batch_idx % self.trainer.accumulate_grad_batches:
             self.lens.keep_reference(step if step or self.init_from else NEVER)
@@ -250,8 +250,8 @@ class LitConsistencyLens(ExactModule):
         return self.losses.at(self.trainer.global_step)
 
     def on_after_backward(self) -> None:
-        """Leave what does not learn yet without a gradient: no optimizer then moves it by momentum
-        or decay, and no norm counts it."""
+        """Drop the gradients of networks that are still frozen, so that no optimizer changes these
+        by momentum or weight decay, and no gradient norm includes them."""
         for name in ("verbalizer", "reconstructor"):
             if self.trainer.global_step < getattr(self.lens.options, name).unfreeze_at:
                 for parameter in getattr(self.lens, name).network.parameters():
@@ -265,7 +265,7 @@ class LitConsistencyLens(ExactModule):
             return super().configure_gradient_clipping(optimizer, *given)
         if gradient_clip_algorithm == "value":
             raise ValueError("model.clips are norms; leave gradient_clip_algorithm out, or them.")
-        self.step_record.gradient_norm(optimizer)  # of the whole, before it is clipped
+        self.step_record.gradient_norm(optimizer)  # records the total norm before clipping
         clip_parts(self.named_parameters(), self.clips, gradient_clip_val)
 
     def validation_step(self, batch: ActivationBatch, batch_idx: int) -> None:
@@ -280,13 +280,13 @@ class LitConsistencyLens(ExactModule):
             self.log(f"val/layer/{self.layers[index]}/fve", metric, on_epoch=True)
 
     def fit_tuned_lens(self, data: Any) -> None:
-        """Fit the affine map of the tuned lens, once, to documents of the training part."""
+        """Fit the tuned lens's affine maps once, on documents of the training part."""
         for index, one in enumerate(self.baselines):
             if one.tuned is None:
                 one.tuned = tuned_map(self.lens.subject, data.training_sample(NUM_DOCUMENTS), index)
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
-        self.fit_tuned_lens(self.trainer.datamodule)  # here, where sharded weights are whole
+        self.fit_tuned_lens(self.trainer.datamodule)  # in a step, as only there weights are whole
         case = self._case(batch)
         texts = (case.greedy.token_ids, case.shuffled.token_ids)
         nats = text_nats(self.lens.language_logits(texts[0]), texts[0])
@@ -305,15 +305,15 @@ class LitConsistencyLens(ExactModule):
         return {**case.predictions(), **salience}
 
     def explain(self, given: Sequence[str] | Tensor, layer: int | None = None) -> list[str]:
-        """Return an explanation of each activation, in words.
+        """Return an explanation of each activation as text.
 
         Args:
-            given: texts, of which the activation at the last token is explained; or activations
-                [n, D] of the subject's layer.
-            layer: of the subject, where the lens explains several.
+            given: texts, to explain the activation at their last token; or activations [n, D] of
+                the subject's layer.
+            layer: of the subject; needed if the lens explains several.
 
         Raises:
-            ValueError: a layer that is none of the lens's, or activations of another width.
+            ValueError: the lens does not explain this layer, or activations have another width.
         """
         index, are_texts = index_of(self.layers, layer), not isinstance(given, Tensor)
         given = texts_for(self, given) if are_texts else given
@@ -346,12 +346,12 @@ class LitConsistencyLens(ExactModule):
 
         Args:
             texts: documents.
-            position: of the token whose activation is read, the last at -1; `None` reads all.
-            best_of: explanations of which the one is taken that rebuilds the activation best.
-            layer: of the subject; `None` reads each of the lens's.
+            position: of the token whose activation to read, -1 for the last; `None` reads all.
+            best_of: number of explanations from which the one that rebuilds best is taken.
+            layer: of the subject; `None` reads all of the lens's layers.
 
         Raises:
-            ValueError: a position or a layer is none of those, or `best_of` is below 1.
+            ValueError: a position or a layer does not exist, or `best_of` is below 1.
         """
         check_range("readings", 1, best_of=best_of)
         texts = texts_for(self, texts)
@@ -391,7 +391,7 @@ class LitConsistencyLens(ExactModule):
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build the lens on the subject that it was trained with, and refuse any other."""
+        """Build the lens on the subject of its training; refuse any other subject."""
         if self.recipe is None:
             recipe, path = self.stored_recipe(checkpoint), self.options.path
             if path is not None and not Path(path).expanduser().is_dir():
@@ -416,9 +416,10 @@ class LitConsistencyLens(ExactModule):
 
     @torch.no_grad()
     def reading(self, data: Any, text: str, place: int, spread: float) -> Any:
-        """Return name -> text of the explanation and of three drawn ones of the activation at a
-        token of a text, the last at -1, and the last layer; and name -> FVE of what is rebuilt from
-        these, and by the rows of `controls`, where the data's test part lends another."""
+        """Return name -> text of the explanation and of three samples at temperature `spread` for
+        the activation of the last layer at a token (`place` -1: the last); and name -> FVE of the
+        activations rebuilt from these and by the rows of `controls`, for which the data's test part
+        provides another activation."""
         data.model = self.model_facts()
         data.setup("test")
         self.prepare(data, False)
@@ -445,22 +446,22 @@ class LitConsistencyLens(ExactModule):
 
 
 def differences(first: Recipe, second: Recipe, one: str, other: str) -> str:
-    """Return the values in which two descriptions differ, for a message."""
+    """Return a text with the values in which two recipes differ, for an error message."""
     changed = [n for n in first if first[n] != second[n]]
     return "; ".join(f"{n}: {first[n]} {one}, {second[n]} {other}" for n in changed)
 
 
 def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -> Recipe:
-    """Return the recipe of a run that goes on from another one: it was trained on what that was,
-    and if it trains, on its own documents too.
+    """Return the recipe of a run that continues from a checkpoint: it keeps the digests of that
+    run's training documents and, in a fit, adds those of its own.
 
     Raises:
         ValueError: subject, layer, tokenizer or the lens's shape differ, so that the checkpoint's
-            words would mean something else here.
+            words would have another meaning.
     """
     if trained is None:
         return recipe
-    # One of an earlier version knows fewer options, all at their defaults.
+    # Recipes of earlier versions may lack options, which then have their defaults.
     trained = {**trained, "lens": asdict(LensOptions(**trained.get("lens", {})))}
     changed = [name for name in recipe if name != TRAINED_ON and trained.get(name) != recipe[name]]
     if changed:
@@ -475,9 +476,9 @@ def continued(trained: Recipe | None, recipe: Recipe, trainer: Trainer | None) -
 
 
 def leave_subject_out(module: LitConsistencyLens) -> None:
-    """Keep the subject's parameters and buffers out of a module's state dict, by their exact names.
+    """Exclude the subject's parameters and buffers, by their exact names, from a state dict.
 
-    What is loaded must hold all others, and these stay as they are.
+    Loading a state dict requires all other entries, and does not change the subject.
     """
     lens = module.lens
     own = {id(weight) for part in (lens.subject, lens.untrained) for weight in part.parameters()}
@@ -499,7 +500,7 @@ def _remember(names: set[str], owner: nn.Module, content: Any, prefix: str, *_: 
 
 
 def check_parts(module: nn.Module, option: str, values: Mapping[str, float]) -> None:
-    """Raise ValueError for a value below 0, or a part without a parameter that learns."""
+    """Raise ValueError for a value below 0, or a part without trainable parameters."""
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     for part, value in values.items():
         if value < 0 or not any(name.startswith(f"lens.{part}") for name in names):
@@ -511,7 +512,7 @@ def check_parts(module: nn.Module, option: str, values: Mapping[str, float]) -> 
 
 
 def by_beginning(values: Mapping[str, float]) -> dict[str, float]:
-    """Return beginning of a parameter's name -> value of its part, the longest first."""
+    """Return prefix of parameter names -> value of the part, longest prefix first."""
     parts = sorted(values, key=len, reverse=True)
     return {f"lens.{part}": values[part] for part in parts}
 
@@ -519,8 +520,8 @@ def by_beginning(values: Mapping[str, float]) -> dict[str, float]:
 def clip_parts(
     named: Iterable[tuple[str, nn.Parameter]], norms: Mapping[str, float], others: float | None
 ) -> None:
-    """Scale the gradient of each part, by itself, to at most its norm; that of all other parameters
-    to `others`, where that is above 0. One collective for each where parameters are sharded."""
+    """Clip the gradient of each part to its norm, and that of all other parameters together to
+    `others`, unless it is 0 or `None`. Sharded parameters take one collective per part."""
     of_part, gradients = by_beginning(norms), dict[str, list[Tensor]]()
     for name, parameter in named:
         if parameter.grad is not None:
@@ -534,15 +535,15 @@ def clip_parts(
 
 
 class LitSubject(ExactModule):
-    """Reads documents and returns activations at the positions that the batch names.
+    """Dump: reads documents and returns activations at the batch's positions.
 
-    Blocks above the layer are left out of the network: they would change nothing. On a CPU each
-    process computes with one thread, whose number changes the last bits; more devices do not.
+    Blocks above the layer are removed, as they do not affect it. On a CPU each process uses one
+    thread, as the number of threads changes the last bits; the number of devices does not.
 
     Args:
         subject: the model and the layer.
-        layers: several layers, of which one reading gives a store each, layer-0 and so on in the
-            output's folder; `subject.layer` is then of no account.
+        layers: several layers to dump in one pass instead of `subject.layer`, each into a store
+            (layer-0 and so on) in the output's folder.
     """
 
     def __init__(self, subject: SubjectOptions, layers: list[int] | None = None) -> None:
@@ -552,7 +553,7 @@ class LitSubject(ExactModule):
         self.options = replace(subject, layer=self.layers[-1])
         self.is_several = layers is not None
         self.subject: Any = None
-        self.recipe = None  # it has no checkpoint
+        self.recipe = None  # there is no checkpoint
 
     def blocks(self) -> list[nn.Module]:
         return self.subject.network.blocks()
@@ -583,5 +584,5 @@ class LitSubject(ExactModule):
         return {name: one[rows, places] for name, one in zip(names, found, strict=True)}
 
     def configure_optimizers(self) -> Any:
-        """Raise ValueError: Lightning asks for one before it knows that there is nothing to fit."""
+        """Raise ValueError, as the subject cannot be trained."""
         raise ValueError("a subject stands still and learns nothing; run unisono predict.")

@@ -1,6 +1,6 @@
-"""Readings of activations: the words of a lens, and what they are worth.
+"""Readings of activations: a lens's explanations and their quality.
 
-Shapes: B activations, D features, k readings of each, t words, T tokens, V vocabulary.
+Shapes: B activations, D features, k explanations of each, t words.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from lit_models.consistency_lens.lens import Explanation, Lens
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import in_float32
 
-DRAW = 4  # key of what is drawn; those before it are of `controls`
-AT_ONCE = 64  # activations
+DRAW = 4  # first key of random draws; `controls` uses the lower keys
+AT_ONCE = 64  # activations per pass
 
 
 def best_reading(
     lens: Lens, activation: Tensor, key: Tensor, number: int, layer: Tensor | None = None
 ) -> Explanation:
-    """Return of each activation [B, D], of layers [B], the one of `number` explanations that
-    rebuilds it best: of the surest words, which win where others are no better, and of draws keyed
-    by `key` [B]."""
+    """Return for each activation [B, D] of layers [B] the one of `number` explanations that
+    rebuilds it best: the most probable words, which win ties, and random draws keyed by `key` [B].
+    """
     draws = range(number - 1)
     keys = [None, *(mixed(key, DRAW + draw) for draw in draws)]
     said = [lens.verbalizer.explain(activation, one, layer=layer) for one in keys]
@@ -38,7 +38,7 @@ def best_reading(
 def worth(
     lens: Lens, true: Tensor, said: Explanation, layer: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return confidence, cosine and fve [B] of what is said of activations, as in `Reading`."""
+    """Return confidence, cosine and fve [B] of explanations, as in `Reading`."""
     chosen = said.logits.log_softmax(-1).gather(2, said.token_ids[..., None])
     one, rebuilt = true.double(), lens.reconstructor(said.embeddings, layer).double()
     mean = of_layer(lens.mean, layer).double()
@@ -48,15 +48,15 @@ def worth(
 
 @dataclass(frozen=True)
 class Reading:
-    """What a lens says of the activation at one token of a text.
+    """Explanation of the activation at one token of a text.
 
     Args:
-        position: of the token, from 0; one that begins every document is counted.
+        position: of the token, from 0; a begin-of-text token counts.
         token: its text.
         explanation: the words.
         confidence: geometric mean of the words' probabilities, 0 to 1.
-        cosine: of the angle between the rebuilt activation and the true one.
-        fve: 1 - squared error / squared distance from the training mean, for this one alone.
+        cosine: similarity of the rebuilt and the true activation.
+        fve: 1 - squared error / squared distance from the training mean, of this activation.
         layer: of the subject.
     """
 

@@ -1,6 +1,6 @@
-"""The subject: a frozen language model, the place in it that a lens explains, and copies of it.
+"""The subject, a frozen language model: its activations, copies of it, and activation patching.
 
-Shapes: R or B rows, T tokens, D features, P places that are looked at, V vocabulary.
+Shapes: R or B rows, T tokens, D features, P positions that are compared, V vocabulary.
 """
 
 import copy
@@ -32,7 +32,7 @@ from lit_models.causal_lm.pretrained import (
 )
 from lit_models.training.metrics import float32_on
 
-TRAINED_ON = "trained_on"  # digests of training parts, of all runs that the weights went through
+TRAINED_ON = "trained_on"  # recipe key: digests of the training parts of all runs so far
 
 
 def read(
@@ -42,14 +42,14 @@ def read(
     cache: Any = None,
     start: int = 0,
 ) -> Tensor:
-    """Return the hidden states [R, T, D] of rows that are one document each.
+    """Return the hidden states [R, T, D] of rows with one document each.
 
     Args:
-        input_ids: [R, T] int64, padded at the right; or `None`, and
+        input_ids: [R, T] int64, padded on the right; `None` with `inputs_embeds`.
         inputs_embeds: [R, T, D].
-        cache: of the `start` positions before, which grows by these; gradients pass through it. T
-            is 1 after the first call.
-        start: see cache.
+        cache: of the `start` previous positions; the new ones are appended, gradients pass through
+            it, and T is 1 after the first call.
+        start: number of previous positions.
     """
     given = input_ids if inputs_embeds is None else inputs_embeds
     assert given is not None
@@ -61,10 +61,10 @@ def read(
 
 @contextmanager
 def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Pass the output [R, T, D] of a block through `edit`."""
+    """Apply `edit` to the output [R, T, D] of a block."""
 
     def hook(module: nn.Module, given: Any, output: Any) -> Any:
-        is_many = isinstance(output, tuple)  # of some models of transformers
+        is_many = isinstance(output, tuple)  # in some models of transformers
         return (edit(output[0]), *output[1:]) if is_many else edit(output)
 
     with block.register_forward_hook(hook):
@@ -72,7 +72,7 @@ def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterato
 
 
 def outputs_of(blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
-    """Return the output [R, T, D] of each of some blocks while their network runs."""
+    """Run a network and return the outputs [R, T, D] of some of its blocks."""
     found: list[Any] = []
     with ExitStack() as hooks:
         for block in blocks:
@@ -84,13 +84,13 @@ def outputs_of(blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[Tens
 
 @dataclass(frozen=True)
 class SubjectOptions:
-    """The explained model, and the place in it.
+    """The model to explain, and the layer.
 
     Args:
         path: folder of the model in the Hugging Face layout, as `unisono export` writes it.
         layer: index of the block whose output is the activation, from 0.
         network: shape of a subject with random weights, instead of a folder.
-        random_weights: take the folder's shape and tokenizer, and no weights: a control.
+        random_weights: use the folder's shape and tokenizer, but random weights, as a control.
     """
 
     path: str | None = None
@@ -107,15 +107,15 @@ class SubjectOptions:
 
 
 class Subject(nn.Module):
-    """A frozen network, and the indices of some of its blocks, ascending; a ValueError where it has
-    no such block."""
+    """Frozen network and the ascending indices of the blocks to explain; ValueError if a block does
+    not exist."""
 
     def __init__(self, network: Network, *layers: int) -> None:
         super().__init__()
         for layer in layers:
             check_layer(layer, len(network.blocks()))
         self.network, self.layers = network.requires_grad_(False).eval(), layers
-        # A network of the lowest blocks alone: the very same blocks and parameters, not copies.
+        # A network of only the lowest blocks, which are shared, not copied.
         shared: list[Any] = [*network.parameters(), *network.blocks()]
         self.lower = copy.deepcopy(network, {id(part): part for part in shared})
         keep_layers(self.lower, layers[-1] + 1)
@@ -128,8 +128,8 @@ class Subject(nn.Module):
         return super().train(False)
 
     def of_layers(self, input_ids: Tensor) -> list[Tensor]:
-        """Return the activations [B, T, D] of each layer at every token of `input_ids` [B, T]
-        int64; the blocks above the last one are not computed. ValueError: beyond its positions."""
+        """Return the activations [B, T, D] of each layer for `input_ids` [B, T] int64, without
+        computing the blocks above. ValueError if T exceeds the subject's positions."""
         length, limit = input_ids.shape[1], most_positions(self.network.recipe)
         if limit is not None and length > limit:
             raise ValueError(f"a text has {length} tokens, the subject {limit} positions; cut it.")
@@ -145,11 +145,11 @@ def check_layer(layer: int, num_layers: int) -> None:
 
 
 def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
-    """Return the recipe of the subject's network; `vocab_size` is for one without a folder.
+    """Return the recipe of the subject's network; `vocab_size` is used if there is no folder.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: it holds nothing that can be computed.
+        FileNotFoundError: the folder does not exist.
+        ValueError: the folder holds no supported model.
     """
     if options.path is not None:
         return read_recipe(options.path)
@@ -159,11 +159,11 @@ def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
 
 
 def load_subject(options: SubjectOptions, recipe: Recipe) -> Network:
-    """Return the subject's network of a `subject_recipe` with its weights, on the CPU.
+    """Return the subject's network with its weights, on the CPU.
 
     Raises:
         FileNotFoundError: a file of the model is missing.
-        ValueError: one is damaged.
+        ValueError: a file is damaged.
     """
     if options.path is not None and not options.random_weights:
         return load_network(options.path)
@@ -171,14 +171,14 @@ def load_subject(options: SubjectOptions, recipe: Recipe) -> Network:
 
 
 def _random_network(recipe: Recipe) -> Network:
-    # Another device or precision draws other numbers of the same seed.
+    # With the same seed, another device or precision would draw other numbers.
     with torch.random.fork_rng(), float32_on("cpu"):
         torch.manual_seed(0)
         return network_from_config(recipe)
 
 
 def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
-    """Return what a store and a lens keep of the subject, to know it again."""
+    """Return the facts by which a store and a lens identify the subject."""
     facts: dict[str, Any] = {"recipe": recipe}
     if options.path is None or options.random_weights:
         network = _random_network(recipe)
@@ -197,22 +197,22 @@ def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
 
 
 def tokenizer_folder(options: SubjectOptions) -> str | None:
-    """Return the folder of the subject's tokenizer; `None` where the data bring one. Errors as of
+    """Return the folder of the subject's tokenizer; `None` if the data have their own. Raises as
     `read_config`."""
     if options.path is None:
         return None
-    read_config(options.path)  # before anybody misses a tokenizer there
+    read_config(options.path)  # reports a wrong folder before its tokenizer is missed
     return str(Path(options.path).expanduser())
 
 
 @dataclass(frozen=True)
 class BaseOptions:
-    """The part that learns of a network that begins as the subject; by default all but the words.
+    """What to train of a copy of the subject; by default all but the embeddings of words.
 
     Args:
-        is_frozen: nothing of it learns, only what stands around it.
-        lora: adapters alone learn.
-        unfreeze_at: optimizer step from which on it learns. Only one of the three may be given.
+        is_frozen: freeze the copy; only the lens's vectors and maps around it learn.
+        lora: train only adapters.
+        unfreeze_at: freeze the copy up to this optimizer step. Set at most one of the three.
     """
 
     is_frozen: bool = False
@@ -220,7 +220,7 @@ class BaseOptions:
     unfreeze_at: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.lora, dict):  # of a checkpoint's plain values
+        if isinstance(self.lora, dict):  # from a checkpoint
             object.__setattr__(self, "lora", LoraOptions(**self.lora))
         if self.is_frozen + (self.lora is not None) + (self.unfreeze_at > 0) > 1:
             raise ValueError(
@@ -235,11 +235,11 @@ class BaseOptions:
 
 
 def copy_of(network: Network, options: BaseOptions, num_layers: int | None = None) -> Network:
-    """Return a copy of a network with its lowest `num_layers` blocks, or all, whose embedding and
-    head are the network's own."""
+    """Return a copy of a network with its lowest `num_layers` blocks, or all; it shares the
+    network's embedding and head."""
     words = [*network.embedding.parameters(), *network.head.parameters()]
     shared = {id(weight): weight for weight in words}
-    made = copy.deepcopy(network, dict(shared))  # what the memo holds is not copied
+    made = copy.deepcopy(network, dict(shared))  # deepcopy shares the values in its memo
     if num_layers is not None:
         keep_layers(made, num_layers)
     for parameter in made.parameters():
@@ -250,13 +250,13 @@ def copy_of(network: Network, options: BaseOptions, num_layers: int | None = Non
 
 
 def embedded(network: Network, words: Tensor) -> Tensor:
-    """Return the embeddings [..., D] of words given as shares of each token [..., V]."""
+    """Return the embeddings [..., D] of words given as one-hot or soft vectors [..., V]."""
     table = network.embedding.weight
     return (words.to(table.dtype) @ table) * getattr(network.embedding, "embed_scale", 1.0)
 
 
 def keep_layers(network: Network, num_layers: int) -> None:
-    """Cut a network behind its lowest blocks, in place."""
+    """Remove all but a network's lowest blocks, in place."""
     if isinstance(network, Decoder):
         network.layers = network.layers[:num_layers]
         return
@@ -268,10 +268,10 @@ def keep_layers(network: Network, num_layers: int) -> None:
 
 
 def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
-    """Freeze every parameter of a module that does not reach the result of `run`.
+    """Freeze the parameters of a module that do not affect the result of `run`.
 
-    Under ddp a parameter without a gradient would be waited for: a final norm behind the layer
-    that is read, for instance.
+    DDP would wait for the gradients of such parameters, for instance of a final norm above the
+    layer that is read.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     with torch.enable_grad():
@@ -280,11 +280,11 @@ def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
         parameter.requires_grad_(gradient is not None)
 
 
-FOLLOWING = 8  # positions behind the replaced one that are looked at
+FOLLOWING = 8  # positions after the replaced one that are compared, too
 
 
 class PatchedSubject:
-    """The documents of one batch in the subject."""
+    """The subject's logits for the documents of a batch, with and without replaced activations."""
 
     def __init__(self, subject: Subject, batch: ActivationBatch) -> None:
         self.subject, self.ids = subject, batch["input_ids"]
@@ -293,16 +293,16 @@ class PatchedSubject:
         self.layer = batch.get("layer")
         steps = torch.arange(1 + FOLLOWING, device=self.ids.device)
         places = self.position[:, None] + steps  # [B, P]
-        # [B, P] bool, places whose next word the document holds.
+        # [B, P] bool, positions that have a next token in the document.
         self.counts = places <= last[:, None]
         self.places = torch.minimum(places, last[:, None])
-        # [B, P, V], the logits at the position and the `FOLLOWING` ones behind it.
+        # [B, P, V], the logits at the position and at the `FOLLOWING` next ones.
         self.true = self._logits(read(subject.network, self.ids))
 
     def effect(self, replacement: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the effect of activations [B, D] in the place of the true ones, [B] float64 each:
-        KL(true || changed) of the next word at the position, and the nats of that word by which the
-        changed subject is worse."""
+        """Return the effect of replacing the true activations by others [B, D], [B] float64 each:
+        KL(true || changed) of the next token at the position, and the increase of the actual next
+        token's nats."""
         changed = self.changed(replacement)
         own, other = (logits[:, 0].double().log_softmax(-1) for logits in (self.true, changed))
         word = self.ids[self.rows, self.position + 1][:, None]
@@ -310,8 +310,8 @@ class PatchedSubject:
         return nats, (own - other).gather(1, word)[:, 0]
 
     def changed(self, replacement: Tensor) -> Tensor:
-        """Return the logits [B, P, V] with activations [B, D] in the place of the true ones, each
-        at its layer; gradients pass through."""
+        """Return the logits [B, P, V] with the true activations replaced by others [B, D], each at
+        its layer; gradients pass through."""
 
         def patch(output: Tensor, index: int) -> Tensor:
             place, new = (self.rows, self.position), replacement.to(output.dtype)
@@ -329,5 +329,5 @@ class PatchedSubject:
 
 
 def training_digest(hashes: np.ndarray) -> str:
-    """Return hex, equal for training parts of the same documents. Args: hashes of them, [D]."""
+    """Return a hex digest of a training part's set of documents. Args: hashes of documents [D]."""
     return hashlib.sha256(np.unique(hashes).tobytes()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""The teacher's text: words of the document, chosen by place, or by what tells of them.
+"""The teacher's text: words of the document, chosen by recency or by the activation.
 
 Shapes: B samples, D features, T tokens, t words, V vocabulary, n pairs of a sample and a word.
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TeacherText:
-    """Choice of the words of the teacher's text among those up to the position.
+    """Choice of the teacher's words among those up to the position.
 
-    The most recent words tell most of an activation; told ones are those of which the activation
-    itself knows most, so that they can be learnt.
+    The most recent words describe an activation best. The other words are those that it reveals
+    most about, so that the verbalizer can learn them.
 
     Args:
-        told: words that the activation itself tells of, which few documents hold, see `told_map`;
-            they stand behind the most recent ones, which are all others.
+        told: number of words that are rare and that the activation reveals, see `told_map`. They
+            follow the most recent words, which make up the rest of the explanation.
     """
 
     told: int = 0
@@ -44,7 +44,7 @@ class TeacherText:
     def of(self, lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
         """Return the text [B, t] int64 of a batch with activations [B, D]."""
         ids, shares = batch["input_ids"], None
-        if self.told:  # added up feature by feature: no other row of the batch moves a bit
+        if self.told:  # no matrix product, so that other rows of the batch do not change any bit
             layer = batch.get("layer")
             place = ids if layer is None else (layer[:, None], ids)
             table = lens.told_map[place]  # [B, T, D + 1]
@@ -61,16 +61,16 @@ class TeacherText:
         is_word: Tensor,
         shares: Tensor | None = None,
     ) -> Tensor:
-        """Return the teacher's text [B, t] int64, words alone: the verbalizer says nothing else.
+        """Return the teacher's text [B, t] int64; like the verbalizer, it uses only words.
 
         Args:
             input_ids: [B, T] int64.
             position: [B] int64, of the activation.
             num_words: t.
-            token_counts: [V] int64, occurrences in the training part; 0 for what is no word.
+            token_counts: [V] int64, occurrences in the training part; 0 for tokens that are no
+                words.
             is_word: [V] bool.
-            shares: [B, T], how much the activation tells of each word, see `told_map`; `None` where
-                no word is told.
+            shares: [B, T], score of each word by `told_map`; `None` if `told` is 0.
         """
         num_recent = num_words - self.told
         recent = recent_words(input_ids, position, max(1, num_recent), is_word)
@@ -78,21 +78,21 @@ class TeacherText:
         if shares is None:
             return text
         told = chosen_words(input_ids, position, self.told, -shares, token_counts, text)
-        # Where the position holds no word.
+        # `told` may hold the token at the position, which may be no word.
         return torch.cat([text, told.where(is_word[told], last)], dim=1)
 
 
 def recent_words(input_ids: Tensor, position: Tensor, num_words: int, is_word: Tensor) -> Tensor:
-    """Return [B, t] int64: the last words up to the position, the most recent one first.
+    """Return the last words up to the position [B, t] int64, the most recent one first.
 
-    Tokens that are no words, such as one that begins every document, are passed over. The earliest
-    word is repeated where there are fewer, and the vocabulary's first one where there is none. Args
-    as of `TeacherText.words`.
+    Tokens that are no words, such as a begin-of-text token, are skipped. If there are too few, the
+    earliest word is repeated; if there is none, the vocabulary's first word is used. Args: as in
+    `TeacherText.words`.
     """
     length = input_ids.shape[1]
     age = position[:, None] - arange(length, device=position.device)  # [B, T]
     counts = (age >= 0) & is_word[input_ids]
-    places = age.where(counts, length).argsort(1)  # words first, from the most recent one on
+    places = age.where(counts, length).argsort(1)  # words first, the most recent one first
     steps = arange(num_words, device=position.device)
     last = counts.sum(1, keepdim=True) - 1  # [B, 1], -1 without any word
     found = input_ids.gather(1, places.gather(1, torch.minimum(steps, last.clamp(min=0))))
@@ -107,10 +107,10 @@ def chosen_words(
     token_counts: Tensor,
     known: Tensor,
 ) -> Tensor:
-    """Return [B, t] int64: distinct words up to the position, that of the lowest order first.
+    """Return distinct words up to the position [B, t] int64, by ascending `order` [B, T].
 
-    The word at the position stands where the text has no other word. Words of `known` [B, k] are
-    not taken. Args: order [B, T]; others as of `TeacherText.words`.
+    Words of `known` [B, k] are not used. If words run out, the token at the position fills the
+    rest. Other args: as in `TeacherText.words`.
     """
     age = position[:, None] - arange(input_ids.shape[1], device=position.device)  # [B, T]
     is_free = (age >= 0) & (token_counts[input_ids] > 0)
@@ -128,7 +128,7 @@ COUNTED_AT_ONCE = 1 << 22  # tokens
 
 
 def word_counts(data: "ActivationDataModule", is_word: Tensor) -> Tensor:
-    """Return [V] int64: how often each word occurs in the training part; 0 for what is none."""
+    """Return the occurrences of each word in the training part [V] int64; 0 for other tokens."""
     assert data.store is not None
     tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(len(is_word), np.int64)
     for start in range(0, len(tokens), COUNTED_AT_ONCE):
@@ -136,20 +136,19 @@ def word_counts(data: "ActivationDataModule", is_word: Tensor) -> Tensor:
     return torch.from_numpy(counts).to(is_word.device) * is_word
 
 
-MOST_SAMPLES = 1 << 16  # of the training part that the map is fitted to
-RIDGE = 1e-3  # of each input's mean square
-FEWEST = 1e-3  # share of documents; of what is rarer the map would claim too much
-POWER = 1.5  # 1 lets words of every second document in; 2 leaves out what the activation knows
+MOST_SAMPLES = 1 << 16  # of the training part, to fit the map
+RIDGE = 1e-3  # relative to each input's mean square
+FEWEST = 1e-3  # minimum share of documents, as the map would overrate rarer words
+POWER = 1.5  # 1 admits words of every second document; 2 drops words that the activation reveals
 
 
 def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
-    """Return [V, D + 1] float32: for each word, the weights and the constant by which an activation
-    of the training part says how likely the word stands up to its position, for how few documents
-    hold it.
+    """Return weights and bias [V, D + 1] float32 that score, from an activation, each word's
+    presence up to its position, in favour of rare words.
 
-    It is the ridge regression of the words' presence on the activation, divided by the share of
-    documents that hold them to the power of `POWER`, which puts first what tells documents apart;
-    summed in float64 by one thread, so that no bit depends on devices.
+    They are a ridge regression of the words' presence on the activation, divided by (share of
+    documents with the word) ** POWER, so that words which distinguish documents come first. Sums
+    are in float64 on one thread, so that no bit depends on the number of devices.
     """
     width, vocab_size = lens.mean.shape[-1], len(lens.token_counts)
     squares = torch.zeros(width + 1, width + 1, dtype=torch.float64, device="cpu")

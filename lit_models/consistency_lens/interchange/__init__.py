@@ -1,1 +1,1 @@
-"""Activations in files of other programs, explained; verbalizers and reconstructors of others."""
+"""Interchange with other programs: files of activations, released verbalizers."""

@@ -2,9 +2,9 @@
 
 The layout is that of github.com/kitft/natural_language_autoencoders (README, nla_inference.py): two
 folders of the Hugging Face layout, av and ar, each with nla_meta.yaml. The verbalizer reads a
-prompt in which the embedding of one token is the activation at a fixed length, and answers
-<explanation>…</explanation>. The reconstructor is cut behind the layer; value_head.safetensors maps
-the last block's output at the prompt's last token. It knows directions alone.
+prompt in which the activation, scaled to a fixed norm, replaces one token's embedding, and answers
+<explanation>…</explanation>. The reconstructor ends with the layer's block; value_head.safetensors
+maps that block's output at the prompt's last token to a direction, without a norm.
 
 Shapes: B activations, D features, T tokens.
 """
@@ -38,12 +38,11 @@ AT_ONCE = 16  # activations
 
 
 class ActivationPair(nn.Module):
-    """A verbalizer and a reconstructor of the layout above, in one folder, on the CPU and in
-    evaluation mode.
+    """Verbalizer and reconstructor from one folder in the layout above, on the CPU in eval mode.
 
     Raises:
-        FileNotFoundError: a folder or a file of it is missing.
-        ValueError: what a sidecar says does not fit the models or their tokenizers.
+        FileNotFoundError: a folder or a file in it is missing.
+        ValueError: nla_meta.yaml does not fit the models or their tokenizers.
     """
 
     value_head: Tensor  # [D, D]
@@ -98,7 +97,7 @@ class ActivationPair(nn.Module):
 
     @torch.no_grad()
     def explain(self, activations: Tensor, max_new_tokens: int = 200) -> list[str]:
-        """Return what the verbalizer says of activations [B, D], its likeliest words."""
+        """Return the verbalizer's explanations of activations [B, D], decoded greedily."""
         device = self.value_head.device
         table = self.verbalizer.get_input_embeddings()
         ids = torch.tensor([self.prompt], device=device).expand(len(activations), -1)
@@ -116,7 +115,7 @@ class ActivationPair(nn.Module):
 
     @torch.no_grad()
     def rebuild(self, explanations: Sequence[str]) -> Tensor:
-        """Return directions [B, D] of length 1."""
+        """Return the rebuilt directions [B, D], of norm 1."""
         network, found = self.reconstructor, []
         for text in explanations:
             given = self._template("ar").replace("{explanation}", text)
@@ -139,19 +138,19 @@ def pair_rows(
     most: int | None = None,
     max_new_tokens: int = 200,
 ) -> dict[str, Rows]:
-    """Return group -> row -> value -> number of a pair, as a lens's `controls.json` has them, with
-    the rows of `ROWS`: of its own words, of those of other activations, and what needs no words.
+    """Return a pair's scores, group -> row of `ROWS` -> value's name -> value, as in a lens's
+    `controls.json`.
 
-    What is rebuilt is a direction, at the mean length of the training part.
+    Rebuilt directions are scaled to the mean norm of the training part.
 
     Args:
-        pair: whose width is the subject's.
-        subject: whose next words are looked at.
-        data: of a store; its test part is scored.
-        most: activations, the first ones; `None` takes all.
+        pair: of the subject's width.
+        subject: for the effect on its next tokens.
+        data: with a store; its test part is scored.
+        most: number of activations, from the first on; `None` takes all.
 
     Raises:
-        ValueError: the store is of another width or layer.
+        ValueError: the store has another width or layer.
     """
     data.setup("test")
     store, dataset = data.store, data.datasets["test"]

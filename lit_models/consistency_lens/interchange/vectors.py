@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def explain_vectors(
     module: "LitConsistencyLens", source: str | Path, target: str | Path, best_of: int = 1
 ) -> None:
-    """Write the rows of a parquet file with explanation, confidence, cosine and fve of each
-    activation, as of `Reading`, and a sidecar; few rows are in memory at a time.
+    """Write the rows of a parquet file plus explanation, confidence, cosine and fve of each
+    activation, as in `Reading`, and a sidecar; few rows are in memory at a time.
 
     Raises:
         FileNotFoundError: the file or its sidecar is missing.
-        FileExistsError: the target is there.
+        FileExistsError: the target exists.
         ValueError: the activations are of another width, layer or subject than the lens's.
     """
     file, subject = VectorFile.open(source), module.recipe["subject"]
