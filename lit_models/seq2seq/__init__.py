@@ -1,1 +1,1 @@
-"""Source texts to target texts by an encoder and a decoder."""
+"""Source texts to target texts with encoder-decoder models."""

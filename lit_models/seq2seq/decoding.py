@@ -1,6 +1,6 @@
-"""Targets written by a network: greedily, drawn, or by beam search; records of a batch together.
+"""Batched generation of targets: greedy, sampled, or by beam search.
 
-Shapes: B records, O hypotheses of each, N tokens at most, V vocabulary.
+Shapes: B records, O hypotheses per record, N maximum number of tokens, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ from lit_models.causal_lm.generation import AT_ONCE, AT_ONCE_ON_CPU, NOT_FINITE,
 
 @dataclass(frozen=True)
 class Seq2SeqDecoding(DrawOptions):
-    """How a target is written.
+    """Options for generating targets.
 
     Args:
-        num_beams: hypotheses of beam search; 1 is greedy, or drawn.
-        length_penalty: of beam search: the logarithm of a target's probability is divided by its
-            number of tokens, the end mark included, to this power; 0 favours short ones.
+        num_beams: hypotheses of beam search; 1 is greedy decoding, or sampling with `temperature`.
+        length_penalty: beam search divides a target's log-probability by its number of tokens,
+            including the end mark, to this power; 0 favours short targets.
 
     Raises:
-        ValueError: a value outside its range, or draws of a beam search.
+        ValueError: a value is out of its range, or beam search is combined with a temperature.
     """
 
     num_beams: int = 1
@@ -48,16 +48,16 @@ class Written(NamedTuple):
     """Targets of B sources.
 
     Args:
-        token_ids: [B, N] int64, without the end mark; -1 after the end.
-        log_probability: [B] float64, of the target with its end mark, in nats; of one that was cut
-            at N tokens, without.
+        token_ids: [B, N] int64, without the end mark, padded with -1.
+        log_probability: [B] float64, in nats, of the target with its end mark; without it if the
+            target is cut at N tokens.
     """
 
     token_ids: Tensor
     log_probability: Tensor
 
 
-@torch.no_grad()  # inference mode would not do for sharded weights
+@torch.no_grad()  # not inference mode, which sharded weights do not allow
 def write(
     network: Any,
     input_ids: Tensor,
@@ -67,16 +67,16 @@ def write(
     end_id: int,
     vocab_size: int,
 ) -> Written:
-    """Return the targets of sources.
+    """Return the generated targets of sources.
 
     Args:
         network: in eval mode.
         input_ids: [B, S] int64.
         attention_mask: [B, S] bool.
-        sample_ids: [B], keys of the draws.
-        options: of decoding; the number of tokens is given.
+        sample_ids: [B], keys of random draws.
+        options: with `max_new_tokens` set.
         end_id: token that ends a target.
-        vocab_size: of the tokenizer; a network may have more rows, which are no text.
+        vocab_size: of the tokenizer; the network's may be larger, but the rest spells no text.
 
     Raises:
         RuntimeError: the network returns logits that are not finite.
@@ -85,7 +85,7 @@ def write(
     search = _Beams if options.num_beams > 1 else _Lines
     state = search(network, cache, sample_ids, options, end_id, vocab_size)
     at_once = AT_ONCE_ON_CPU if input_ids.device.type == "cpu" else AT_ONCE
-    for step in range(state.ids.shape[1] + 1):  # the last one for the end mark
+    for step in range(state.ids.shape[1] + 1):  # + 1 for the end mark
         state.go_on(step)
         if (step + 1) % at_once == 0 and not state.drop_finished():
             break
@@ -95,7 +95,7 @@ def write(
 
 
 class _Writing:
-    """The records that are written at the moment. R = B x O rows of those that are left."""
+    """State of the unfinished records [B'] of a batch; R = B' x O rows."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Writing:
         self.network, self.cache, self.options = network, cache, options
         self.end_id, self.vocab_size = end_id, vocab_size
         number, device = len(sample_ids), sample_ids.device
-        self.records = torch.arange(number, device=device)  # those that are left, [B']
+        self.records = torch.arange(number, device=device)  # [B']
         self.is_done = torch.zeros(number, dtype=torch.bool, device=device)  # [B']
         assert options.max_new_tokens is not None
         self.ids = torch.full((number, options.max_new_tokens), NO_TOKEN, device=device)
@@ -119,15 +119,15 @@ class _Writing:
         self.tokens = torch.full((rows,), network.start_id, device=device)
 
     def logits(self) -> Tensor:
-        """Return those of the next tokens [R, V], float32 at least."""
+        """Return the logits of the next tokens [R, V], in float32 or wider."""
         hidden = self.network.step(self.tokens, self.cache)
         logits = F.linear(hidden, self.network.head.weight)[:, : self.vocab_size]
         self.is_sound &= logits.isfinite().all()
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def drop_finished(self) -> bool:
-        """Write records that are finished no more, and return whether others are left; the cache
-        is copied where an eighth of them are."""
+        """Return whether unfinished records are left. Finished records are dropped, which copies
+        the cache, once they are an eighth of all."""
         going = (~self.is_done).nonzero()[:, 0]
         if len(going) and 8 * len(going) <= 7 * len(self.records):
             self.cache.keep_records(going, self.options.num_beams)
@@ -135,13 +135,13 @@ class _Writing:
         return len(going) > 0
 
     def keep(self, going: Tensor) -> None:
-        """Keep what belongs to some of the records that are left [B'] int64."""
+        """Keep the state of only these records, indices into [B']."""
         self.records, self.is_done = self.records[going], self.is_done[going]
         self.tokens = self.tokens.view(-1, self.options.num_beams)[going].flatten()
 
 
 class _Lines(_Writing):
-    """One hypothesis of each record: the most probable next token, or a drawn one."""
+    """Greedy decoding or sampling, with one hypothesis per record."""
 
     def __init__(self, network: Any, cache: Any, sample_ids: Tensor, *options: Any) -> None:
         super().__init__(network, cache, sample_ids, *options)
@@ -150,7 +150,7 @@ class _Lines(_Writing):
         self.uniforms = torch.from_numpy(np.stack(numbers)).to(sample_ids.device)  # [B, N + 1]
 
     def go_on(self, step: int) -> None:
-        """Write the next token of each."""
+        """Append the next token to each record."""
         logits, options = self.logits(), self.options
         how = (options.temperature, options.top_k, options.top_p)
         chosen = draw(logits, self.uniforms[self.records, step], *how).clamp(min=0)
@@ -165,10 +165,10 @@ class _Lines(_Writing):
 
 
 class _Beams(_Writing):
-    """The best hypotheses of each record, and the best finished target so far.
+    """Beam search: the best hypotheses of each record, and its best finished target so far.
 
-    A hypothesis ends where the end mark is among the O best continuations of its record. A record
-    is finished when no hypothesis could still do better than its best target.
+    A hypothesis may end if the end mark is among the O best continuations of its record. A record
+    is finished when no hypothesis can still exceed its best target.
     """
 
     def __init__(self, network: Any, cache: Any, sample_ids: Tensor, *options: Any) -> None:
@@ -180,17 +180,17 @@ class _Beams(_Writing):
         self.best = self.nats.new_full((number,), -torch.inf)  # [B], after the penalty
 
     def go_on(self, step: int) -> None:
-        """Go on by one token with the best hypotheses of each."""
+        """Extend the best hypotheses of each record by one token."""
         beams, most = self.options.num_beams, self.ids.shape[1]
         nats = self.logits().double().log_softmax(1).unflatten(0, (-1, beams))  # [B', O, V]
-        # Twice as many: where some end, as many as before go on.
+        # 2 O candidates, so that O hypotheses continue even if some end.
         number = min(2 * beams, nats.shape[1] * nats.shape[2])
         sums, places = (self.sums[:, :, None] + nats).flatten(1).topk(number)
         beam, token = places // nats.shape[2], places % nats.shape[2]
         is_end = token == self.end_id
         may_end = is_end & (torch.arange(number, device=sums.device) < beams)
         self._finish(sums.masked_fill(~may_end, -torch.inf), step + 1, beam)
-        if step == most:  # of a record without any end, the best hypothesis is cut
+        if step == most:  # records without a finished target take their best hypothesis, cut
             has_end = self.best[self.records].isfinite()
             cut = self.sums.masked_fill(has_end[:, None], -torch.inf)
             self._finish(cut, step, torch.arange(beams, device=cut.device).expand_as(cut))
@@ -202,13 +202,13 @@ class _Beams(_Writing):
         self.hypotheses = self.hypotheses[rows, beam]
         self.hypotheses[:, :, step], self.tokens = token, token.flatten()
         self.cache.reorder((rows * beams + beam).flatten())
-        # The longest would have the largest divisor.
+        # Upper bound of future scores: the longest target has the largest divisor.
         hope = self.sums[:, 0] / (most + 1) ** self.options.length_penalty
         self.is_done |= self.best[self.records] >= hope
 
     def _finish(self, sums: Tensor, length: int, beam: Tensor) -> None:
-        """Take the best of some targets [B', n], which are hypotheses [B', n] and have so many
-        tokens, where it is better than all before."""
+        """Update each record's best target. Args: log-probabilities [B', n] of finished targets of
+        `length` tokens, and their hypotheses [B', n]."""
         values, places = (sums / length**self.options.length_penalty).max(1)
         rows = torch.arange(len(sums), device=sums.device)
         better = ~self.is_done & (values > self.best[self.records])

@@ -1,7 +1,7 @@
-"""Exact match, chrF and BLEU of written targets, from sums over samples.
+"""Exact match, chrF and BLEU of generated targets, from sums over samples.
 
-Each is computed from counts that add up over batches and ranks, so that the figure of a split is
-that of all its texts at once.
+Counts are summed over batches and ranks, so that a score equals that of all texts of the split at
+once.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ BLEU_ORDER = 4
 
 
 class Counts(Metric):
-    """Counts [n] float64 of samples, added up."""
+    """Sums over samples of n counts, float64."""
 
     sums: Tensor
 
@@ -30,7 +30,7 @@ class Counts(Metric):
         self.add_state("sums", zeros, dist_reduce_fx="sum")
 
     def update(self, counts: Sequence[Sequence[int]], weight: Tensor) -> None:
-        """Add the counts of samples [B][n] by their weights [B]."""
+        """Add the counts of samples [B][n], weighted by [B]."""
         rows = torch.tensor(counts, dtype=torch.float64, device=weight.device)
         self.sums = self.sums + (rows * weight.double()[:, None]).sum(0)
 
@@ -40,9 +40,9 @@ class Counts(Metric):
 
 
 class ChrF(Counts):
-    """Character n-gram F-score, 0 to 100, blanks left out.
+    """Character n-gram F-score, 0 to 100, without whitespace.
 
-    Source: Popović 2015; as sacrebleu computes it for a corpus of one reference each.
+    Source: Popović 2015; as sacrebleu computes it for a corpus with one reference per text.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ChrF(Counts):
 
     @staticmethod
     def counts_of(text: str, target: str) -> list[int]:
-        """Return the n-grams of a text, those of its target and those of both, for each n."""
+        """Return, for each n, the number of n-grams of a text, of its target and in common."""
         found: list[int] = []
         both = ["".join(one.split()) for one in (text, target)]
         for n in range(1, CHARACTER_ORDER + 1):
@@ -59,7 +59,7 @@ class ChrF(Counts):
         return found
 
     def compute(self) -> Tensor:
-        """Return the score, [] float64; NaN where nothing was counted."""
+        """Return the score, [] float64; NaN without samples."""
         written, asked, matched = self.sums.view(-1, 3).T
         if not matched.any():
             return asked.sum() * 0 / asked.sum()
@@ -71,25 +71,26 @@ class ChrF(Counts):
 
 
 class Bleu(Counts):
-    """BLEU, 0 to 100, as sacrebleu's with its own tokenisation (13a) and smoothing."""
+    """BLEU, 0 to 100, as by sacrebleu with its tokenisation (13a) and smoothing."""
 
     def __init__(self) -> None:
         super().__init__(2 * BLEU_ORDER + 2)
 
     @cached_property
     def scorer(self) -> Any:
-        """That of sacrebleu."""
-        from sacrebleu.metrics import BLEU  # which is needed for figures alone
+        """Scorer of sacrebleu."""
+        from sacrebleu.metrics import BLEU  # imported only when scores are computed
 
         return BLEU(effective_order=True)
 
     def counts_of(self, text: str, target: str) -> list[int]:
-        """Return right and all n-grams of a text for each n, its words and those of its target."""
+        """Return the numbers of matching n-grams for each n, of all n-grams of the text for each n,
+        of its words, and of its target's words."""
         done = self.scorer.sentence_score(text, [target])
         return [*done.counts, *done.totals, done.sys_len, done.ref_len]
 
     def compute(self) -> Tensor:
-        """Return the score, [] float64; NaN where nothing was counted."""
+        """Return the score, [] float64; NaN without samples."""
         counts = self.sums.long().tolist()
         if not counts[-1]:
             return self.sums.new_full((), torch.nan)
@@ -99,14 +100,14 @@ class Bleu(Counts):
 
 
 class WrittenMetrics(nn.ModuleDict):
-    """All scores of one split's written targets: `exact_match` from 0 to 1, `chrf` and `bleu`."""
+    """All scores of one split's targets: `exact_match` (0 to 1), `chrf` and `bleu` (0 to 100)."""
 
     def __init__(self) -> None:
         super().__init__({"exact_match": SumCount(), "chrf": ChrF(), "bleu": Bleu()})
 
     def add_batch(self, texts: Sequence[str], targets: Sequence[str], weight: Tensor) -> Tensor:
-        """Add one batch, and return which texts are their targets [B] bool. Args: texts that were
-        written [B], their targets [B], weight [B]."""
+        """Add one batch, and return which texts equal their targets [B] bool. Args: generated texts
+        [B], targets [B], weight [B]."""
         pairs = list(zip(texts, targets, strict=True))
         is_right = torch.tensor([text == target for text, target in pairs], device=weight.device)
         self["exact_match"].update(is_right * weight, weight)

@@ -35,19 +35,19 @@ TEXTS_AT_ONCE = 64
 
 
 class LitSeq2Seq(ExactModule):
-    """Source texts to target texts. Logs losses in nats per target token, end marks included.
+    """Source texts to target texts. Logs losses in nats per target token, including end marks.
 
     Args:
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
         lr_scheduler: factory; `None` keeps the rate constant.
-        network: the shape of a network from scratch.
+        network: shape of a network from scratch.
         pretrained: folder of a Hugging Face model (T5, mT5, ByT5, BART) to start from instead.
-        lora: adapters on named layers; everything else stands still.
-        decoding: how targets are written in validation, test and prediction.
+        lora: adapters on named layers; all other weights are frozen.
+        decoding: how targets are generated in validation, test and prediction.
         init_from: checkpoint to take weights from.
 
     Raises:
-        ValueError: adapters on a base in bfloat16, which layers of T5 and BART do not all take.
+        ValueError: lora.base_dtype is bfloat16, which not all layers of T5 and BART support.
     """
 
     monitor: ClassVar[str] = "val/chrf"
@@ -83,7 +83,7 @@ class LitSeq2Seq(ExactModule):
         return self.network.blocks()
 
     def flops(self, lengths: np.ndarray) -> float:
-        """As ExactModule, as if each position passed half of the layers."""
+        """As in ExactModule, but counts half of the layers for each position."""
         return flops_per_position(self) / 2 * float(lengths.sum())
 
     def model_facts(self) -> ModelFacts:
@@ -91,16 +91,16 @@ class LitSeq2Seq(ExactModule):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer that the model was trained with; there after `setup`."""
+        """The tokenizer of the model's training; available after `setup`."""
         return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
     def recipe_of(self, data: Any, trained: Recipe | None) -> Recipe:
-        """Return the checkpoint's recipe, or in a training one for the data by today's options.
+        """Return the checkpoint's recipe; in training, a new one from the data and the options.
 
         Raises:
-            FileNotFoundError: there is no folder of `pretrained`.
-            ValueError: the folder's model has no encoder with a decoder, or fewer tokens or
-                positions than the data.
+            FileNotFoundError: the folder `pretrained` does not exist.
+            ValueError: the folder's model is no encoder-decoder, or has fewer tokens or positions
+                than the data.
         """
         if trained is not None and not self.is_training_run:
             return trained
@@ -110,7 +110,7 @@ class LitSeq2Seq(ExactModule):
             network = replace(self.config, vocab_size=size).recipe
             network["start_id"] = tokenizer.end_id
         elif trained is not None and not Path(self.pretrained).expanduser().exists():
-            network = trained["network"]  # its folder has gone, and is not needed any more
+            network = trained["network"]  # the folder is gone; the checkpoint suffices
         else:
             network = read_recipe(self.pretrained)
         size = network["config"]["vocab_size"]
@@ -138,16 +138,16 @@ class LitSeq2Seq(ExactModule):
 
     def build(self, recipe: Recipe, data: Any) -> None:
         self.network = network_of(recipe["network"], None if data is None else self.pretrained)
-        if recipe.get("lora"):  # which older checkpoints lack
+        if recipe.get("lora"):  # older checkpoints lack the key
             add_lora(self.network, recipe["lora"])
-        # They are keys and values, and nothing changes them in place.
+        # The layer returns keys and values, which nothing changes in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPDecoderLayer\)")
         sizes = (self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
         self.val_metrics, self.test_metrics = TextMetrics(*sizes), TextMetrics(*sizes)
         self.val_written, self.test_written = WrittenMetrics(), WrittenMetrics()
 
     def prepare(self, data: Any, is_new: bool) -> None:
-        """Refuse data of another tokenizer."""
+        """Raise ValueError if the data have another tokenizer."""
         if not self.trainer.predicting:
             self.check_meanings({"tokenizer": data.tokenizer.to_dict()})
 
@@ -167,12 +167,12 @@ class LitSeq2Seq(ExactModule):
         return self._evaluate("test", batch)
 
     def predict_step(self, batch: PairBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Return the written targets, see `Written`."""
+        """Return the generated targets, see `Written`."""
         return self.written(batch, self.decoding)._asdict()
 
     def written(self, batch: PairBatch, decoding: Seq2SeqDecoding) -> Written:
-        """Return the targets of a batch's sources."""
-        number = decoding.max_new_tokens or self.recipe["max_target_tokens"] - 1  # and an end mark
+        """Return the generated targets of a batch's sources."""
+        number = decoding.max_new_tokens or self.recipe["max_target_tokens"] - 1  # - 1: end mark
         most = self.recipe["network"]["config"].get("max_position_embeddings", number + 1) - 1
         decoding = replace(decoding, max_new_tokens=min(number, most))
         sources = (batch["input_ids"], batch["attention_mask"], batch["sample_id"])
@@ -180,7 +180,7 @@ class LitSeq2Seq(ExactModule):
         return write(self.network, *sources, decoding, *ends)
 
     def texts_of(self, ids: np.ndarray) -> list[str]:
-        """Return the texts of tokens [B, N], -1 behind their ends."""
+        """Return the texts of tokens [B, N], padded with -1."""
         return [self.tokenizer.decode(row[row != NO_TOKEN]).strip() for row in ids]
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
@@ -188,11 +188,11 @@ class LitSeq2Seq(ExactModule):
 
         Args:
             texts: sources.
-            options: fields of Seq2SeqDecoding that shall differ, such as num_beams=4.
+            options: fields of Seq2SeqDecoding to override, such as num_beams=4.
 
         Raises:
             RuntimeError: the module has no trained network yet.
-            ValueError: a single string instead of a list, or a value that is no text.
+            ValueError: `texts` is a single string, or holds an empty text or one that is no string.
         """
         return [text for text, _ in self.translations(texts, **options)]
 
@@ -227,8 +227,8 @@ class LitSeq2Seq(ExactModule):
     def exported_layout(
         cls, content: Mapping[str, Any], weights: Mapping[str, Tensor], adapter: bool = False
     ) -> Layout | None:
-        """Return the files of a folder that transformers reads alone; `None` for a network from
-        scratch, which it does not have. Arguments and errors as of ExactModule."""
+        """Return the files of a folder that transformers can read; `None` for a network from
+        scratch, which transformers does not have. Arguments and errors as in ExactModule."""
         if content[RECIPE_KEY]["network"]["kind"] == "own":
             if adapter:
                 raise ValueError(

@@ -1,7 +1,7 @@
-"""An encoder and a decoder over one vocabulary, from scratch or of transformers.
+"""Encoder-decoder networks with one vocabulary, from scratch or of transformers.
 
 Shapes: B batch, S source positions, T target positions, D hidden, H heads, K head size, V
-vocabulary, O hypotheses of a record, R = B x O rows, N positions that there is room for.
+vocabulary, O hypotheses of a record, R = B x O rows, N reserved positions of a cache.
 """
 
 from dataclasses import asdict, dataclass
@@ -18,21 +18,21 @@ from lit_models.training.metrics import evaluating
 
 INITIAL_STD = 0.02
 T5_TYPES = ("t5", "mt5", "umt5")  # ByT5 is t5
-ROOM = 32  # positions at first; doubled when they are full
+ROOM = 32  # initially reserved positions; doubled when they are full
 PRETRAINED_TYPES = (*T5_TYPES, "bart", "mbart", "marian", "pegasus")
-TOLERANCE = 1e-4  # of the largest logit
+TOLERANCE = 1e-4  # relative to the largest logit
 
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """The shape of a network from scratch.
+    """Shape of a network from scratch.
 
     Args:
-        vocab_size: rows of the embedding; `None` takes the tokenizer's.
+        vocab_size: rows of the embedding; `None` takes the tokenizer's size.
         width: D.
         num_encoder_layers: layers that read the source.
         num_decoder_layers: layers that write the target.
-        num_heads: H; twice of it divides D, for positions are rotary.
+        num_heads: H; 2 H must divide D, as positions are rotary.
         feed_forward: inner width; `None` is 4 D.
         dropout: after embeddings and blocks, 0 to below 1.
 
@@ -70,8 +70,8 @@ class Seq2SeqNetwork(nn.Module):
     """Pre-norm transformer whose embedding, encoder, decoder and head share one vocabulary.
 
     Args:
-        config: with its vocabulary.
-        start_id: token before the first of a target.
+        config: with `vocab_size` set.
+        start_id: token before the first token of a target.
     """
 
     def __init__(self, config: Seq2SeqConfig, start_id: int) -> None:
@@ -99,13 +99,13 @@ class Seq2SeqNetwork(nn.Module):
         return [*self.encoder, *self.decoder]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, before: Tensor) -> Tensor:
-        """Return the hidden states [B, T, D] whose product with the head's weight [V, D] are the
-        logits of a target.
+        """Return the hidden states [B, T, D]; their product with the head's weight [V, D] gives the
+        logits of the target.
 
         Args:
             input_ids: [B, S] int64.
             attention_mask: [B, S] bool.
-            before: [B, T] int64, the token before each of the target.
+            before: [B, T] int64, the previous token of each target token.
         """
         memory = self.encode(input_ids, attention_mask)
         hidden, mask = self.dropout(self.embedding(before)), attention_mask[:, None, None, :]
@@ -123,13 +123,13 @@ class Seq2SeqNetwork(nn.Module):
         return self.encoder_norm(hidden)
 
     def start(self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int) -> DecoderCache:
-        """Return what writing the targets of these sources goes on from."""
+        """Return the cache from which targets of these sources are generated."""
         memory = self.encode(input_ids, attention_mask)
         memory_kv = [layer.project(memory) for layer in self.decoder]
         return DecoderCache(memory_kv, attention_mask[:, None, None, :])
 
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """Return the hidden states [B x O, D] behind the next tokens [B x O]; the cache grows."""
+        """Return the hidden states [B x O, D] of the next tokens [B x O]; appends to the cache."""
         hidden = self.dropout(self.embedding(tokens[:, None]))
         rotary = self._rotary(cache.position + 1, hidden)[:, -1:]
         return self.decoder_norm(cache.through(self.decoder, hidden, rotary))[:, 0]
@@ -139,7 +139,7 @@ class Seq2SeqNetwork(nn.Module):
 
 
 class PretrainedCache:
-    """Encoded sources, and the cache of transformers' own decoder; arguments as of `T5Cache`."""
+    """Encoded sources, and the cache of transformers' decoder. Args: as in `T5Cache`."""
 
     def __init__(self, decoder: Any, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
         from transformers import DynamicCache, EncoderDecoderCache
@@ -149,31 +149,31 @@ class PretrainedCache:
         self.decoder, self.past = decoder, EncoderDecoderCache(DynamicCache(), DynamicCache())
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return the hidden states [R, D] behind the next tokens [R]; the cache grows."""
+        """Return the hidden states [R, D] of the next tokens [R]; appends to the cache."""
         given = {"encoder_hidden_states": self.memory, "encoder_attention_mask": self.mask}
         done = self.decoder(tokens[:, None], use_cache=True, cache=self.past, **given)
         return done.last_hidden_state[:, 0]
 
     def reorder(self, rows: Tensor) -> None:
-        """Hypotheses continue from others of the same record [B x O]."""
+        """Let each hypothesis continue from another of its record [B x O]."""
         self.past.reorder_cache(rows)
 
     def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
-        """Goes on with some records only. Args: rows [B'] int64."""
+        """Keep only these records. Args: rows [B'] int64."""
         kept = (rows[:, None] * hypotheses + torch.arange(hypotheses, device=rows.device)).flatten()
         self.memory, self.mask = self.memory[kept], self.mask[kept]
         self.past.batch_select_indices(kept)
 
 
 class T5Cache(DecoderCache):
-    """Keys and values of the sources [B, H, S, K], once for each, and of the tokens so far
-    [R, H, N, K], by layer of T5's layout.
+    """Keys and values of the sources [B, H, S, K], shared by hypotheses, and of the tokens so far
+    [R, H, N, K], per layer of a T5 decoder.
 
-    transformers' decoder concatenates its cache and makes masks at each step, and has a copy of the
-    source for each hypothesis; here the same layers write into room that is there.
+    At each step, transformers' decoder concatenates its cache and builds masks, and it copies the
+    source for each hypothesis; here the same layers write into reserved memory.
 
     Args:
-        decoder: the T5Stack that writes, in eval mode; its layers are called, so adapters count.
+        decoder: the decoder's T5Stack, in eval mode; its layers are called, so adapters apply.
         memory: [B, S, D], of the encoder.
         mask: [B, S] bool.
         hypotheses: O.
@@ -194,10 +194,10 @@ class T5Cache(DecoderCache):
         bias = torch.zeros_like(mask, dtype=k_bhsk.dtype)
         bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
         self.mask = bias[:, None, None, :]  # [B, 1, 1, S], added to scores
-        self.biases: list[Tensor] = []  # of each layer by distance, the farthest first [1, H, 1, N]
+        self.biases: list[Tensor] = []  # per layer, by distance, farthest first [1, H, 1, N]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return the hidden states [R, D] behind the next tokens [R]; the cache grows."""
+        """Return the hidden states [R, D] of the next tokens [R]; appends to the cache."""
         first, end = self.position, self.position + 1
         if end > self.past_kv[0][0].shape[2]:
             self._make_room(max(ROOM, 2 * first))
@@ -217,26 +217,26 @@ class T5Cache(DecoderCache):
         return self.decoder.final_layer_norm(hidden)
 
     def _make_room(self, size: int) -> None:
-        """Have room for so many positions."""
+        """Extend the cache to `size` positions."""
         more = (0, 0, 0, size - self.position)
         self.past_kv = [(F.pad(key, more), F.pad(value, more)) for key, value in self.past_kv]
         self.biases, dtype = [], self.mask.dtype
         for block in self.decoder.block:
             attention = block.layer[0].SelfAttention
-            if attention.has_relative_attention_bias:  # T5's first layer has it for all
+            if attention.has_relative_attention_bias:  # T5's first layer has it for all layers
                 bias = attention.compute_bias(1, size, past_seen_tokens=size - 1).to(dtype)
             self.biases.append(bias)
 
 
 def _heads(x: Tensor, batch: int, attention: Any) -> Tensor:
-    """Return [batch, H, n, K] of [..., H x K]."""
+    """Reshape [..., H x K] to [batch, H, n, K]."""
     return x.view(batch, -1, attention.n_heads, attention.key_value_proj_dim).transpose(1, 2)
 
 
 def _read(attention: Any, hidden: Tensor, kv: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
-    """Return what rows [R, D] read of keys and values; hypotheses queue up over one memory."""
+    """Return the attention output of rows [R, D]; hypotheses are queries over one memory."""
     query = _heads(attention.q(hidden), len(kv[0]), attention)
-    shares = (query @ kv[0].transpose(2, 3) + bias).softmax(-1)  # T5 scales no product
+    shares = (query @ kv[0].transpose(2, 3) + bias).softmax(-1)  # T5 does not scale scores
     return attention.o((shares @ kv[1]).transpose(1, 2).reshape(len(hidden), -1))
 
 
@@ -246,14 +246,11 @@ def _normed(hidden: Tensor, layer: Any) -> Tensor:
 
 
 class PretrainedSeq2Seq(nn.Module):
-    """A sequence-to-sequence model of transformers with the interface of `Seq2SeqNetwork`.
+    """Sequence-to-sequence model of transformers with the interface of `Seq2SeqNetwork`.
 
     Args:
         model: of a ...ForConditionalGeneration class.
-        content: of its config.json, as it is exported.
-
-    Raises:
-        ValueError: its logits are not those that the head gives here.
+        content: of its config.json; exported unchanged.
     """
 
     def __init__(self, model: Any, content: dict[str, Any]) -> None:
@@ -276,28 +273,28 @@ class PretrainedSeq2Seq(nn.Module):
         return [*layers[0], *layers[1]]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, before: Tensor) -> Tensor:
-        """As of `Seq2SeqNetwork`."""
+        """See `Seq2SeqNetwork.forward`."""
         memory = self.encode(input_ids, attention_mask)
         decoder = self.model.get_decoder()
         given = {"encoder_hidden_states": memory, "encoder_attention_mask": attention_mask.long()}
         return decoder(before, use_cache=False, **given).last_hidden_state * self.scale
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """As of `Seq2SeqNetwork`."""
+        """See `Seq2SeqNetwork.encode`."""
         return self.model.get_encoder()(input_ids, attention_mask.long()).last_hidden_state
 
     def start(
         self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int
     ) -> PretrainedCache | T5Cache:
-        """As of `Seq2SeqNetwork`."""
+        """See `Seq2SeqNetwork.start`."""
         memory, decoder = self.encode(input_ids, attention_mask), self.model.get_decoder()
-        # In float16 their layers clamp what overflows.
+        # In float16, transformers' T5 layers clamp overflows, which T5Cache does not.
         is_t5 = self.model.config.model_type in T5_TYPES and memory.dtype != torch.float16
         kind = T5Cache if is_t5 else PretrainedCache
         return kind(decoder, memory, attention_mask, hypotheses)
 
     def step(self, tokens: Tensor, cache: PretrainedCache | T5Cache) -> Tensor:
-        """As of `Seq2SeqNetwork`."""
+        """See `Seq2SeqNetwork.step`."""
         return cache.step(tokens) * self.scale
 
 
@@ -309,26 +306,26 @@ def network_of(recipe: Recipe, folder: str | Path | None = None) -> Network:
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a file is damaged, does not fit the others, or the model cannot be computed.
+        ValueError: a file is damaged or does not fit the others, or the model is not supported.
     """
     config = recipe["config"]
     if recipe["kind"] == "own":
         return Seq2SeqNetwork(Seq2SeqConfig(**config), recipe["start_id"])
     if folder is not None:
-        weight_files(folder)  # refuses pickles
+        weight_files(folder)  # raises if there are only pickles
     model = model_of(config, folder, auto_class="AutoModelForSeq2SeqLM")
     network = PretrainedSeq2Seq(model, config).train()
-    if not network.head.weight.is_meta:  # else it has no values
+    if not network.head.weight.is_meta:  # else there are no values to check
         check_head(network)
     return network
 
 
 def read_recipe(folder: str | Path) -> Recipe:
-    """Return the recipe of a model's folder, from its config.json alone.
+    """Return the recipe of a model's folder; reads only its config.json.
 
     Raises:
-        FileNotFoundError: there is no such folder or no config.json in it.
-        ValueError: it is damaged, or of a model of another kind.
+        FileNotFoundError: the folder or its config.json does not exist.
+        ValueError: config.json is damaged, or the model's type is not supported.
     """
     content = read_config(folder)
     if content["model_type"] not in PRETRAINED_TYPES:
@@ -341,8 +338,7 @@ def read_recipe(folder: str | Path) -> Recipe:
 
 @torch.no_grad()
 def check_head(network: PretrainedSeq2Seq) -> None:
-    """Refuse a model whose logits are not the head's product with the hidden states: a
-    ValueError."""
+    """Raise ValueError if a model's logits are not the product of its head and hidden states."""
     source, before = (torch.arange(n, device=network.head.weight.device)[None] for n in (4, 3))
     mask = torch.ones_like(source, dtype=torch.bool)
     with evaluating(network):
