@@ -25,13 +25,13 @@ from torch.optim import Optimizer
 from datamodules.core.store import replacing
 from lit_models.training.ledger import ledger_of, of_all_ranks, record_of
 
-USR1 = getattr(signal, "SIGUSR1", None)  # POSIX alone has it
+USR1 = getattr(signal, "SIGUSR1", None)  # only on POSIX
 REQUEUE_SIGNALS = (signal.SIGTERM, *([] if USR1 is None else [USR1]))
 REPEATED_WITHIN_S = 1.0  # one Ctrl-C can arrive twice, from the terminal and from a launcher
 SHOWN_IDS = 20
-LOADER_KILLED = "DataLoader worker"  # torch raises it wherever the training is by then
+LOADER_KILLED = "DataLoader worker"  # torch raises this from whatever code runs at the time
 FAILURE, STACKS = "failure.json", "stacks"
-# What gloo and nccl say on the ranks that are left when another one is gone.
+# Errors of gloo and nccl on the remaining ranks when another rank is gone.
 LOST = (
     "Connection (closed by peer|reset by peer|refused)|Broken pipe|NCCL|"
     "(Timed out waiting|Application timeout|Socket Timeout|wait timeout)"
@@ -40,12 +40,12 @@ WAIT_FOR_CAUSE_S = 3.0
 
 
 class Preemption(Callback):
-    """SIGTERM, SIGUSR1 and the first SIGINT set a flag that travels in the ledger's vector.
+    """Saves and stops all ranks at the same step after SIGTERM, SIGUSR1 or the first SIGINT.
 
-    All ranks read it at the same step, save and stop: Lightning's broadcast inside a handler hangs
-    as soon as ranks are at different places. A second SIGINT ends at once, after a save under way.
-    The exit status comes from the reason in the ledger. A stopped run ignores SIGUSR1 to the end of
-    its process: a job's script repeats it, and its default would take the place of that status.
+    The signal sets a flag in the ledger's vector, which all ranks read together. Lightning's way, a
+    broadcast in the signal handler, hangs if ranks are at different places. A second SIGINT ends
+    the run at once, after a save under way. The exit status comes from the reason in the ledger: a
+    stopped process ignores SIGUSR1, which job scripts repeat, as it would replace that status.
     """
 
     received: signal.Signals | None = None
@@ -56,8 +56,8 @@ class Preemption(Callback):
         """Take the signals over from Lightning, before the data is read."""
         if stage != "fit" or threading.current_thread() is not threading.main_thread():
             return
-        self.received = None  # in an earlier call
-        # Lightning's own: a broadcast and a wait in every micro-batch, and inside its handler.
+        self.received = None  # from an earlier call
+        # Replace Lightning's handling, which broadcasts and waits in handler and every micro-batch.
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._before = {s: signal.signal(s, self._note) for s in (*REQUEUE_SIGNALS, signal.SIGINT)}
@@ -67,7 +67,7 @@ class Preemption(Callback):
             ledger.wants_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write down why the run stopped."""
+        """Record in the ledger why the run stopped."""
         if (ledger := ledger_of(trainer)) is not None and ledger.is_stopping:
             reason = (self.received or signal.SIGTERM).name
             ledger.note({"event": "stopped", "reason": reason, "step": trainer.global_step})
@@ -96,19 +96,19 @@ class Preemption(Callback):
 
 
 class NonFinite(Callback):
-    """Leaves weights and moments as they are where the gradient is not finite.
+    """Skips the update of weights and moments if the gradient is not finite.
 
-    Muon and optimizers that are `fused: true` skip the update on the device; for others the flag
-    is read, which on a GPU costs a wait per step. A loss that is not finite makes its gradient so
-    too (`ExactModule.exact_mean`): all ranks see the same.
+    Muon and optimizers with `fused: true` skip it on the device; for others the host reads a flag,
+    which costs a wait per step on a GPU. A loss that is not finite makes the gradient not finite
+    (`ExactModule.exact_mean`), so that all ranks notice it.
 
     Args:
         policy: `stop` ends the run with an error; `skip` goes on with the next step.
     """
 
-    most_skipped = 10  # in one run, before it stops after all
+    most_skipped = 10  # updates in one run; after that it stops in any case
     num_skipped = 0
-    _handled: dict[str, Any] | None = None  # line of the ledger
+    _handled: dict[str, Any] | None = None  # ledger line that has been acted on
 
     def __init__(self, policy: Literal["stop", "skip"] = "stop") -> None:
         self.policy = policy
@@ -116,18 +116,18 @@ class NonFinite(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Keep an update with a gradient that is not finite from being applied."""
+        """Prevent the update if the gradient is not finite."""
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
         record = record_of(pl_module)
         norm = None if record is None else record.gradient_norm(optimizer)
-        if norm is None or has_scaler:  # a scaler of float16 skips by itself
+        if norm is None or has_scaler:  # float16's loss scaler skips by itself
             return
         knows = getattr(optimizer, "_step_supports_amp_scaling", hasattr(optimizer, "found_inf"))
         if norm.device.type != "cpu" and knows:
             optimizer.grad_scale = None  # type: ignore[attr-defined]
             optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         elif not math.isfinite(float(norm)):
-            # Optimizers pass over parameters without a gradient: no decay, no momentum, no count.
+            # Optimizers skip parameters without a gradient: no decay, no momentum, no step count.
             optimizer.zero_grad(set_to_none=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -154,7 +154,7 @@ class NonFinite(Callback):
                 "the callback lit_models.training.NonFinite with policy skip goes on "
                 f"({self.num_skipped - 1} of {self.most_skipped} left out so far)."
             )
-            # By now another step is under way.
+            # The step that is under way by now is not the one at fault.
             error.__dict__["place"] = {"epoch": epoch, "step": step, "sample_ids": ids}
             raise error
         rank_zero_warn(f"{what} ({self.policy}). Samples: {names}.")
@@ -164,13 +164,13 @@ class NonFinite(Callback):
 
 @dataclass
 class Watch:
-    """A thread that looks at the newest sign of life of the training thread."""
+    """Watchdog thread that checks when the training thread last made progress."""
 
     run: Path
     rank: int
-    timeout_s: float  # of silence; a little before it the stack is written
-    end: Callable[[int], Any] = os._exit  # leaves the process, whatever its threads do
-    # When and where training was last seen, by `time.monotonic()`; `None` before it began.
+    timeout_s: float  # without progress; the stack is written a little earlier
+    end: Callable[[int], Any] = os._exit  # ends the process, whatever its threads do
+    # Time (`time.monotonic()`) and place of the last progress; `None` before training began.
     beat: tuple[float, dict[str, Any]] | None = None
     is_over: threading.Event = field(default_factory=threading.Event)  # ends the thread
 
@@ -190,7 +190,7 @@ class Watch:
                     file.write(f"no progress for {waited:.0f} s; last: {json.dumps(place)}\n")
                     file.flush()
                     faulthandler.dump_traceback(file, all_threads=True)
-            # Those who wait for this rank have ended by now; it must not stay behind alone.
+            # Ranks that wait for this one have timed out by now; it must not be left running.
             if waited > 1.2 * self.timeout_s:
                 text = f"rank {self.rank} made no progress for {waited:.0f} s in {place}: it hangs"
                 text += ", or waits for a rank that does; it ends."
@@ -199,44 +199,44 @@ class Watch:
 
 
 class FailureReport(Callback):
-    """Names rank, step and samples of the first failure, and ends ranks that hang.
+    """Reports rank, step and samples of the first failure, and ends ranks that hang.
 
-    A rank that fails writes `failure.json`, in an evaluation `failure-VERB.json`, and adds a note
-    to its error; the others, which lose the connection, keep silent about theirs. With several
-    processes a rank that makes no progress for `trainer.strategy.timeout` of a strategy of this
-    project writes its stack to `stacks/rank-N.txt` and ends. Preparing data, the time before the
-    first batch and the merge of predictions have no limit.
+    The failing rank writes `failure.json`, in an evaluation `failure-VERB.json`, and adds a note to
+    its error; other ranks do not report that they lost the connection to it. With several processes
+    and one of this project's strategies, a rank that makes no progress for
+    `trainer.strategy.timeout` writes its stack to `stacks/rank-N.txt` and ends. There is no limit
+    for preparing data, before the first batch, and for merging predictions.
     """
 
     _place: dict[str, Any] = {}
     _batch: Any = None
     _watch: Watch | None = None
-    _timeout_s: float | None = None  # of this call; `None` where nobody waits for it
+    _timeout_s: float | None = None  # in this call; `None` if no rank waits for another
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._place, self._batch = {"rank": trainer.global_rank, "verb": stage}, None
-        name = FAILURE if stage == "fit" else "failure-" + stage + ".json"  # an enum
+        name = FAILURE if stage == "fit" else "failure-" + stage + ".json"  # stage is an enum
         self._report, self._timeout_s = Path(trainer.default_root_dir) / name, None
         if stage != "fit":
             self._forget(trainer)
         if trainer.world_size > 1:
-            # Lightning's own strategies, of a script, keep theirs to themselves.
+            # Lightning's own strategies, which scripts may use, do not expose their timeout.
             timeout = getattr(trainer.strategy, "timeout", None)
             self._timeout_s = timeout and timeout.total_seconds()
-            if trainer.strategy.root_device.type == "cuda":  # where nccl's recorder writes
+            if trainer.strategy.root_device.type == "cuda":  # for nccl's flight recorder
                 folder = Path(trainer.default_root_dir).absolute() / STACKS / "nccl"
                 folder.mkdir(parents=True, exist_ok=True)
                 os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", f"{folder}/rank_")
 
     def _forget(self, trainer: Trainer, *_: Any) -> None:
-        """Take away what an earlier attempt left in the folder."""
+        """Delete the report that an earlier attempt left in the folder."""
         if trainer.is_global_zero:
             self._report.unlink(missing_ok=True)
 
-    on_fit_start = _forget  # that of a script is locked only now
+    on_fit_start = _forget  # a script's folder is locked only now
 
     def on_train_batch_start(self, trainer: Trainer, _: Any, batch: Any, *others: Any) -> None:
-        is_training = trainer.training  # looked up once: it compares texts
+        is_training = trainer.training  # read once: the property compares strings
         verb = "fit" if is_training else trainer.state.stage.value
         step = trainer.global_step + is_training
         self._place |= {"verb": verb, "epoch": trainer.current_epoch, "step": step}
@@ -259,28 +259,28 @@ class FailureReport(Callback):
             self._watch.is_over.set()
             self._watch = None
 
-    # Merging predictions may take rank 0 any time, and no rank waits for it.
+    # Rank 0 may take any time to merge predictions, and no rank waits for it.
     on_train_end = on_predict_end = _end_watch
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Know no batch any more: a failure before the first one of a test is of no training."""
+        """Forget the batch: a failure before a test's first batch is not one of training."""
         self._end_watch()
         self._batch = None
 
     def on_exception(self, trainer: Trainer, _: Any, exception: BaseException) -> None:
-        """Say what failed where, on the rank that failed first."""
+        """Report what failed where, on the rank that failed first."""
         self._end_watch()
-        ended_children = getattr(trainer.strategy, "ended_children", lambda: "")  # of ours
+        ended_children = getattr(trainer.strategy, "ended_children", lambda: "")  # only ours
         ended = ended_children() or "it was killed, or it hangs"
         if not isinstance(exception, Exception):
             return
         run = Path(trainer.default_root_dir)
         exception.__dict__.setdefault("run_folder", str(run))  # for its traceback
-        # It only says that another rank is gone, which may have written why.
+        # Such an error only says that another rank is gone; that rank may have written why.
         is_lost = isinstance(exception, RuntimeError) and bool(re.search(LOST, str(exception)))
         exception.__dict__["is_lost"] = is_lost
         lost = f"the connection to another rank is lost; {ended}."
-        if self._batch is None:  # nor has any rank written a report
+        if self._batch is None:  # then no rank has written a report
             if is_lost:
                 exception.add_note(f"before the first batch {lost} One that failed says why.")
             return
@@ -294,7 +294,7 @@ class FailureReport(Callback):
         try:
             if isinstance(self._batch, dict) and "sample_id" in self._batch:
                 ids = self._batch["sample_id"][self._batch["weight"] > 0].tolist()
-        except RuntimeError as silence:  # of a GPU that failed: it answers nothing any more
+        except RuntimeError as silence:  # a GPU that has failed cannot be read any more
             self._place["samples_unknown"] = str(silence)
         report = {**self._place, "sample_ids": ids, **getattr(exception, "place", {})}
         report["error"] = f"{type(exception).__name__}: {exception}"
@@ -313,7 +313,7 @@ class FailureReport(Callback):
             if report["verb"] == "fit":
                 replay = f"unisono replay {shlex.quote(str(run))} --step {report['step']}"
                 note += f" `{replay}` rebuilds this step on one device."
-        if not hasattr(exception, "place"):  # else it says so itself
+        if not hasattr(exception, "place"):  # else its message says it already
             exception.add_note(note)
         if not is_lost:
             # The first report stays.
@@ -322,5 +322,5 @@ class FailureReport(Callback):
 
 
 def shown(ids: list[int]) -> str:
-    """Return the first of some sample ids as a text."""
+    """Return the first sample ids of a list as text."""
     return ", ".join(map(str, ids[:SHOWN_IDS])) + " …" * (len(ids) > SHOWN_IDS)

@@ -1,4 +1,4 @@
-"""What fits on a device: the strategy that `auto` takes, and the micro-batch that a trial finds."""
+"""What fits in a device's memory: the strategy for `auto`, and the micro-batch found by trial."""
 
 import gc
 import math
@@ -26,15 +26,15 @@ from lit_models.training.sharding import is_compiled, local_parts
 from lit_models.training.strategies import FullyShardedStrategy
 
 GIB = 2**30
-VALUES_PER_WEIGHT = 4  # itself, its gradient and the two moments of Adam
-STATE_SHARE = 0.8  # of a device that the state may fill; the rest is for activations
-USABLE_SHARE = 0.9  # of what is free: blocks whose sizes differ from step to step leave gaps
-CLEARLY_TOO_MUCH = 1.05  # of an expected share; what is nearer to 1 is tried
+VALUES_PER_WEIGHT = 4  # the weight, its gradient and the two moments of Adam
+STATE_SHARE = 0.8  # of a device's memory that the state may fill; the rest is for activations
+USABLE_SHARE = 0.9  # of the free memory: allocations whose sizes vary by step leave gaps
+CLEARLY_TOO_MUCH = 1.05  # predicted share of memory above which a size is not even tried
 
 
 def state_bytes(module: nn.Module, precision: str | int | None = None) -> int:
-    """Return the bytes of weights, gradients and moments of a network under the `precision` of the
-    Trainer, to which the weights may not be converted yet."""
+    """Return the bytes of a network's weights, gradients and moments under the Trainer's
+    `precision`, to which the weights may not have been converted yet."""
     is_half = str(precision) in ("16-true", "bf16-true")
     return sum(
         p.numel()
@@ -50,12 +50,12 @@ def choose_strategy(
     is_training: bool = True,
     precision: str | int | None = None,
 ) -> tuple[str | FullyShardedStrategy, str] | None:
-    """Return what `trainer.strategy: auto` becomes and a line that says why; `None` for one device
-    that needs none, and for those that are neither CPU nor GPU.
+    """Return the strategy for `trainer.strategy: auto` and a line that says why; `None` for one
+    device that needs none, and for devices that are neither CPUs nor GPUs.
 
-    Several devices take ddp; GPUs that train take fsdp where weights, gradients and moments, as
-    Adam has them, do not fit on each. A network that is built when the data is read counts as one
-    that fits. In bf16-mixed GPUs take fsdp's, with whole copies, where the module allows it.
+    Several devices use ddp, or fsdp if they are GPUs that train and weights, gradients and Adam's
+    moments do not fit on each. A network that is built only when the data is read counts as one
+    that fits. In bf16-mixed GPUs use fsdp with whole copies if the module `takes_half_weights`.
     """
     count, trains = verdict.world_size, is_training and verdict.accelerator in ("gpu", "cuda")
     copies = trains and precision == "bf16-mixed" and getattr(module, "takes_half_weights", False)
@@ -75,7 +75,7 @@ def choose_strategy(
 
 
 class DeviceMeter:
-    """The memory of a GPU that this process may use; what others hold is not counted to it."""
+    """The memory of a GPU that this process may use, without that of other processes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -94,23 +94,23 @@ class DeviceMeter:
 
 
 class Rehearsal(Callback):
-    """Tries the longest and the widest batch of the run before its first step, then forgets it.
+    """Tries the longest and widest batch of the run before its first step, then undoes the trial.
 
-    It answers `data.micro_batch_size: auto` on a GPU; elsewhere, and where a module optimizes by
-    itself, `auto` is the whole share of a device. Sizes grow from 1 until the next one would not
-    fit: under fsdp a device that runs out of memory leaves the others waiting. All ranks try the
-    same batches, and the one with least room decides.
+    This finds the size for `data.micro_batch_size: auto` on a GPU; on other devices, and with
+    manual optimization, `auto` is a device's whole share. Sizes grow from 1 until the next would
+    not fit, since under fsdp a device that runs out of memory leaves the others waiting. All ranks
+    try the same batches, and the rank with the least room decides.
     """
 
     def __init__(self, meter: DeviceMeter | None = None) -> None:
         self.meter = meter
-        self.checkpoint: dict[str, Any] | None = None  # that the run goes on from
+        self.checkpoint: dict[str, Any] | None = None  # from which the run resumes
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:
         self.checkpoint = checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Model and optimizer are on the device, the loaders are not made yet."""
+        """Find the size: model and optimizer are on the device, and loaders do not exist yet."""
         data, device = trainer.datamodule, trainer.strategy.root_device
         checkpoint, self.checkpoint = self.checkpoint, None
         if not isinstance(data, PlannedDataModule) or not data.seeks_micro_batch:
@@ -121,10 +121,10 @@ class Rehearsal(Callback):
         sizes = plan.smaller_shares(data.num_replicas, data.global_batch_size)
         if not getattr(pl_module, "may_accumulate", True):
             sizes = sizes[-1:]
-        loads: list[tuple[int, float]] = []  # of the sizes that were tried
+        loads: list[tuple[int, float]] = []  # size and share of memory of each trial
         with untouched(trainer, pl_module):
             for size in sizes:
-                # Memory grows in a straight line with the rows of a batch.
+                # Memory grows linearly with the rows of a batch.
                 if len(loads) > 1:
                     (size_1, load_1), (size_2, load_2) = loads[-2:]
                     growth = max(0.0, load_2 - load_1) / (size_2 - size_1)
@@ -134,9 +134,9 @@ class Rehearsal(Callback):
                 if loads[-1][1] > 1:
                     break
         size, load = max(((size, load) for size, load in loads if load <= 1), default=loads[0])
-        meter.start()  # gives back what the trials took
+        meter.start()  # frees the memory of the trials
         if is_compiled(pl_module):
-            # Code that has met several sizes leaves the size open, and is slower for it.
+            # Code that was compiled for several sizes keeps the size dynamic, which is slower.
             torch.compiler.reset()
         gib = meter.capacity_bytes / GIB
         if load > 1:
@@ -151,13 +151,13 @@ class Rehearsal(Callback):
             )
         data.take_micro_batch(plan.Rehearsed(size, load * gib, gib))
         if checkpoint is not None and record_of(pl_module) is not None:
-            settle_progress(trainer, checkpoint)  # it was rescaled to the accumulation before
+            settle_progress(trainer, checkpoint)  # again, with the new accumulation
 
 
 @contextmanager
 def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Leave a module as it was: gradients, buffers, metrics, record, random states; with room taken
-    for the moments that the optimizers have not made yet."""
+    """Restore gradients, buffers, metrics, record and random states of a module afterwards; hold
+    memory meanwhile for the moments that the optimizers have not created yet."""
     buffers = local_parts(module.buffers())
     copies = [buffer.detach().clone() for buffer in buffers]
     record = getattr(module, "step_record", None)
@@ -180,8 +180,8 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
 
 
 def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceMeter) -> float:
-    """Return the largest share of memory over ranks that the heaviest micro-batch of training takes
-    at a size, as the loader would hand it over; infinite where it ran out."""
+    """Return the share of memory, the largest over ranks, that the heaviest training micro-batch of
+    `size` takes, batched as by the loader; infinite if memory ran out."""
     data, dataset = trainer.datamodule, trainer.datamodule.datasets["train"]
     batching = plan.derive_batching(data.num_replicas, data.global_batch_size, size)
     num_chunks = data.num_replicas * batching.accumulate_grad_batches
@@ -195,7 +195,7 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
     except torch.OutOfMemoryError:
         if is_distributed() and isinstance(trainer.strategy, ModelParallelStrategy):
             raise  # the others wait for the parameters of this rank
-        load = math.inf  # outside of this block nothing holds the tensors of the forward pass
+        load = math.inf  # the tensors of the forward pass are freed when this block ends
         if isinstance(module, FSDPModule):
             module.reset_iter_state()
         module.zero_grad(set_to_none=True)
@@ -203,17 +203,17 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
 
 
 def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumulated: bool) -> None:
-    """Run forward and backward on one batch, in the order of Lightning's loop; where it is
-    accumulated, the gradients of the last one stay while it runs.
+    """Run forward and backward on one batch, in the order of Lightning's loop; with accumulation,
+    the gradients of the previous batch stay while it runs.
 
-    It calls no wrapper of the module: under ddp nothing is communicated, so that a rank that runs
-    out of memory leaves no other one waiting.
+    It calls the module itself, not its wrapper: ddp communicates nothing, so that a rank that runs
+    out of memory leaves no other rank waiting.
     """
     plugin = trainer.precision_plugin
     batch = trainer.strategy.batch_to_device(plugin.convert_input(batch), dataloader_idx=0)
     if hasattr(module, "step_record"):
         module.step_record = StepRecord()
-    # Masks that are keyed by sample take more memory than those of a generator.
+    # Dropout masks keyed by sample take more memory than those of a generator.
     keyed = [callback for callback in trainer.callbacks if isinstance(callback, ExactDropout)]
     for callback in keyed:
         callback.on_train_batch_start(trainer, module, batch, 0)
@@ -222,7 +222,7 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
     loss = output["loss"] if isinstance(output, dict) else output
     for callback in keyed:
         callback.on_before_backward(trainer, module, loss)
-    if not is_accumulated:  # Lightning frees them only now
+    if not is_accumulated:  # Lightning frees the gradients only here
         module.zero_grad(set_to_none=True)
     loss.backward()
     for callback in keyed:
@@ -230,6 +230,6 @@ def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumul
 
 
 def heaviest_ids(lengths: Any, global_batch_size: int, num_chunks: int) -> np.ndarray:
-    """Return the longest samples, as many as a micro-batch has where a step has `num_chunks`: a
-    batch that none of any epoch exceeds."""
+    """Return the ids of the longest samples, as many as a micro-batch holds if a step has
+    `num_chunks` micro-batches: no batch of any epoch is larger."""
     return longest_rows(lengths, math.ceil(min(global_batch_size, len(lengths)) / num_chunks))

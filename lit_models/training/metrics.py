@@ -16,7 +16,7 @@ _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644E
 
 
 def in_float32(x: Tensor) -> Tensor:
-    """Return x in float32 at least."""
+    """Return x in at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -28,22 +28,22 @@ class LossSum(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, weight: Tensor) -> "LossSum":
-        """Return the weighed sum of values and the sum of their weights, of one shape; half
-        precision would round a count above 256 and overflow with a sum above 65,504."""
+        """Return the weighted sum of values, and the sum of their weights, both of one shape; half
+        precision would round counts above 256 and overflow in sums above 65,504."""
         weight = in_float32(weight)
         return cls((in_float32(values) * weight).sum(), weight.sum())
 
 
 class SampleResult(NamedTuple):
-    """What `test_step` returns for the table of errors; `None` where it is unknown.
+    """Results of `test_step` for the table of errors; `None` for unknown values.
 
     Attributes:
-        loss: [B], of each sample by itself; the larger, the worse.
-        answers: name -> [B] or [B, n] numbers, of the same n in every batch, of which
-            `ExactModule.in_words` makes text.
+        loss: [B], the loss of each sample; larger is worse.
+        answers: name -> [B] or [B, n] numbers, with the same n in every batch;
+            `ExactModule.in_words` turns them into text.
         is_wrong: [B] bool.
         confidence: [B], from 0 to 1.
-        is_seen: [B] bool, whether training had the same text.
+        is_seen: [B] bool, whether the training data hold the same text.
     """
 
     loss: Tensor
@@ -56,8 +56,8 @@ class SampleResult(NamedTuple):
 class SumCount(Metric):
     """A mean kept as float64 sum and count, so that every sample weighs the same on any device.
 
-    `update(total, count)` adds a batch; `compute()` is total / count, and NaN where nothing was
-    counted: a 0 would look like a figure. The command line shows it as "–".
+    `update(total, count)` adds a batch; `compute()` is total / count, and NaN if nothing was
+    counted, since 0 would look like a result. The command line shows NaN as "–".
     """
 
     total: Tensor
@@ -92,7 +92,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 @contextmanager
 def float32_on(device: torch.device | str) -> Iterator[None]:
-    """Make new tensors there and in float32, whatever context the caller is in."""
+    """Create new tensors on a device and in float32, whatever the caller's context."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -103,8 +103,8 @@ def float32_on(device: torch.device | str) -> Iterator[None]:
 
 
 def texts_for(module: Any, texts: Iterable[Any], are_texts: bool = True) -> list[Any]:
-    """As `list_of_texts`, for a module; RuntimeError where it has no trained network yet. Unless
-    `are_texts`, a value may be something else, such as a chat, which its reader checks."""
+    """Like `list_of_texts`, but RuntimeError if the module has no trained network yet. Without
+    `are_texts` a value may be something else, such as a chat, which its reader checks."""
     if not module.is_built:
         name, is_away = type(module).__name__, module.early_weights is not None
         was = "was trained by spawned processes" if is_away else "has not been trained"
@@ -114,14 +114,14 @@ def texts_for(module: Any, texts: Iterable[Any], are_texts: bool = True) -> list
     return list_of_texts(texts) if are_texts or isinstance(texts, str) else list(texts)
 
 
-_evaluations: dict[nn.Module, list[Any]] = {}  # how many are under way, modes of the parts before
+_evaluations: dict[nn.Module, list[Any]] = {}  # number under way, parts' modes before the first
 _lock = Lock()
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode, and each of its parts back into its own mode, once no thread
-    evaluates the module any more."""
+    """Put a module into eval mode; when no thread evaluates it any more, put each of its parts back
+    into its former mode."""
     with _lock:
         modes = [(part, part.training) for part in module.modules()]
         mine = _evaluations.setdefault(module, [0, modes])

@@ -1,4 +1,4 @@
-"""Steps of a whole run; progress and callbacks of one that goes on from a checkpoint."""
+"""Optimizer steps of a whole run, and the progress of a run that resumes from a checkpoint."""
 
 import math
 from typing import Any
@@ -17,8 +17,8 @@ REFUSED: dict[Any, str] = {
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse, with a ValueError, what would train something else unseen, or let ranks wait."""
-    if not hasattr(trainer, "val_check_interval"):  # which Lightning keeps no time in
+    """Raise ValueError for options that would silently train something else, or make ranks hang."""
+    if not hasattr(trainer, "val_check_interval"):  # Lightning does not set it for a time
         raise ValueError(
             "trainer.val_check_interval is a time, and each rank has a clock of its own; give "
             "optimizer steps, or a share of an epoch."
@@ -36,13 +36,13 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Write the counters anew by which Lightning goes on; calling it twice changes nothing.
+    """Rewrite the counters from which Lightning resumes; calling it twice changes nothing.
 
-    A run stands after some steps of an epoch, which the datamodule keeps, and in one of the phases
-    that the ledger keeps: after a `step`, after the `validation` of it, or after the hooks of the
-    end of its `epoch`. All counters follow from that. Lightning's own count micro-batches of one
-    rank, leave out a validation that was cut off, and take an epoch for over before those hooks
-    are called, and where `max_steps` ends a run in the middle of one.
+    The position of a run is the number of steps in its epoch, which the datamodule stores, and a
+    phase, which the ledger stores: after a `step`, after its `validation`, or after the hooks at
+    the end of its `epoch`. All counters follow from these. Lightning's own count micro-batches of
+    one rank, skip a validation that was cut off, and take an epoch as over before these hooks have
+    run, and also where `max_steps` ends a run in the middle of an epoch.
     """
     data = trainer.datamodule
     if not (position := checkpoint.get(type(data).__qualname__)):
@@ -55,27 +55,27 @@ def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         return {"ready": begun, "started": begun, "processed": done, "completed": done}
 
     loop = checkpoint["loops"]["fit_loop"]
-    begun = loop["epoch_progress"]["current"]["started"]  # a start of the next one begins again
+    begun = loop["epoch_progress"]["current"]["started"]  # without a next epoch, only `ready`
     epochs = counted(begun, max(0, begun - (not is_whole)))
     loop["epoch_progress"] = {"total": epochs, "current": epochs}
     validated = counted(int(is_due), 0)
     loop["epoch_loop.val_loop.batch_progress"] |= {"total": validated, "current": validated}
     in_all = done * trainer.accumulate_grad_batches
     in_epoch = 0 if is_whole else steps * trainer.accumulate_grad_batches
-    # By what has started Lightning knows where it stopped: in a validation, or before a batch.
+    # From `started` Lightning infers where the run stopped: in a validation, or before a batch.
     total = counted(in_all, in_all) | {"started": in_all - (not is_due)}
     current = counted(in_epoch, in_epoch)
     loop["epoch_loop.batch_progress"] = {"total": total, "current": current, "is_last_batch": False}
-    # Rows of metrics have this number; it counts the step itself where an epoch goes on.
-    is_last = is_whole and done == budgeted_steps(trainer)  # as before its test
+    # The step number of logged metrics, to which Lightning adds 1 where an epoch goes on.
+    is_last = is_whole and done == budgeted_steps(trainer)  # then only a test can follow
     is_last = is_last or done == trainer.max_steps
     goes_on = not is_last and (not is_whole or trainer.max_steps != -1)
     loop["epoch_loop.state_dict"]["_batches_that_stepped"] = done - goes_on
 
 
 def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Let a run that EarlyStopping has ended be at its end, unless it is more patient by now;
-    Lightning neither saves that it ended nor lets today's patience win."""
+    """Keep a run that EarlyStopping has ended at its end, unless its patience is larger now;
+    Lightning does not save that it ended, and restores the checkpoint's patience."""
     for callback in trainer.early_stopping_callbacks:
         if (state := checkpoint["callbacks"].get(callback.state_key)) is None:
             continue
@@ -93,19 +93,19 @@ def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def is_validated(trainer: Trainer, epoch: int, steps: int, done: int) -> bool:
-    """Return whether the trainer validates after so many steps of an epoch, and so many in all."""
+    """Return whether the trainer validates after `steps` steps of an epoch, `done` of the run."""
     every, interval = trainer.check_val_every_n_epoch, trainer.val_check_interval
     if not trainer.enable_validation or steps == 0 or (every and (epoch + 1) % every):
         return False
-    is_int = isinstance(interval, int)  # then in micro-batches
+    is_int = isinstance(interval, int)  # counts micro-batches
     per_epoch, parts = trainer.datamodule.steps_per_epoch, trainer.accumulate_grad_batches
     return (steps if every else done) % (interval // parts if is_int else per_epoch) == 0
 
 
 def budgeted_steps(trainer: Trainer) -> int | None:
-    """Return the optimizer steps of the whole run, `None` where the trainer sets no end."""
+    """Return the optimizer steps of the whole run, `None` if the trainer sets no end."""
     per_epoch = getattr(trainer.datamodule, "steps_per_epoch", None)
-    if per_epoch is None:  # of data without a plan, while they are trained on
+    if per_epoch is None:  # for data without a plan, during `fit`
         per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
     by_epochs = (trainer.max_epochs or -1) * per_epoch
     return min((n for n in (trainer.max_steps, by_epochs) if n > 0), default=None)
