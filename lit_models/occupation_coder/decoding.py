@@ -92,14 +92,26 @@ def _of_targets(logits: Tensor, targets: Tensor, legal: Tensor, temperature: flo
 def flat_set_log_probability(logits: Tensor, candidates: Tensor) -> Tensor:
     """Log-probability [B, N] of sets [B, N, K] under independent codes with logits [B, C], given
     that the set is not empty; -inf for the empty set."""
-    dtype = logits.dtype
-    logits = logits.double()  # a sum over the whole code book loses digits in float32
-    nothing = F.logsigmoid(-logits).sum(1, keepdim=True)
+    nothing, something = _nothing_and_something(logits)
     is_code = candidates >= 0
-    chosen = logits.gather(1, candidates.clamp(min=0).flatten(1)).view(candidates.shape)
-    log_probability = nothing + (chosen * is_code).sum(-1)
-    something = torch.log(-torch.expm1(nothing.clamp(max=-1e-12)))
-    return (log_probability - something).masked_fill(~is_code.any(-1), -math.inf).to(dtype)
+    chosen = logits.double().gather(1, candidates.clamp(min=0).flatten(1)).view(candidates.shape)
+    log_probability = nothing + (chosen * is_code).sum(-1) - something
+    return log_probability.masked_fill(~is_code.any(-1), -math.inf).to(logits.dtype)
+
+
+def flat_code_probability(logits: Tensor, code_ids: Tensor) -> Tensor:
+    """Probability of each code [B, K] under the same condition, so never below that of a set with
+    this code; 0 where there is none."""
+    chosen = F.logsigmoid(logits.double().gather(1, code_ids.clamp(min=0)))
+    found = (chosen - _nothing_and_something(logits)[1]).exp()
+    return (found * (code_ids >= 0)).to(logits.dtype)
+
+
+def _nothing_and_something(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [B, 1] that a record has no code, and that it has one or more."""
+    # A sum over the whole code book loses digits in float32.
+    nothing = F.logsigmoid(-logits.double()).sum(1, keepdim=True)
+    return nothing, torch.log(-torch.expm1(nothing.clamp(max=-1e-12)))
 
 
 def legal_log_softmax(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:
@@ -199,10 +211,9 @@ def decode(
         of_set = share * flat_set_log_probability(flat_logits, chosen).exp()
         of_set = of_set + (1 - share) * set_probability(decoder, memory, chosen, sharpness)
         code_ids = chosen[:, 0]
-        flat = flat_logits.sigmoid().gather(1, code_ids.clamp(min=0))
+        flat = flat_code_probability(flat_logits, code_ids)
         sequence = code_probability(decoder, memory, code_ids, sharpness)
-        confidence = (share * flat + (1 - share) * sequence) * (code_ids >= 0)
-        return Decoded(code_ids, confidence, of_set[:, 0])
+        return Decoded(code_ids, share * flat + (1 - share) * sequence, of_set[:, 0])
     width = 1 if options.method == "greedy" else options.beam_size
     beams = beam_search(decoder, memory, width, sharpness)
     code_ids, code_nats, log_probability = (part[:, 0] for part in beams[:3])
@@ -248,15 +259,10 @@ def decode_flat(logits: Tensor, max_codes: int) -> Decoded:
     """The likeliest code and up to max_codes - 1 more with probability 0.5 or higher; codes count
     as independent."""
     top, code_ids = logits.topk(min(max_codes, logits.shape[1]), dim=1)
-    probability = top.sigmoid()
-    keep = probability >= 0.5
-    keep[:, 0] = True
-    code_ids = torch.where(keep, code_ids, NONE)
-    return Decoded(
-        F.pad(code_ids, (0, max_codes - code_ids.shape[1]), value=NONE),
-        F.pad(probability * keep, (0, max_codes - code_ids.shape[1])),
-        flat_set_log_probability(logits, code_ids[:, None])[:, 0].exp(),
-    )
+    code_ids[:, 1:][top[:, 1:].sigmoid() < 0.5] = NONE
+    of_set = flat_set_log_probability(logits, code_ids[:, None])[:, 0].exp()
+    code_ids = F.pad(code_ids, (0, max_codes - code_ids.shape[1]), value=NONE)
+    return Decoded(code_ids, flat_code_probability(logits, code_ids), of_set)
 
 
 def beam_search(

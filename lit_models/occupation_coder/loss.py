@@ -78,14 +78,13 @@ def record_losses(
 
 
 def summed(
-    losses: Mapping[str, Tensor], weight: Tensor, importance: Tensor | None = None
+    losses: Mapping[str, Tensor], weight: Tensor, importance: Tensor | float = 1.0
 ) -> dict[str, LossSum]:
     """Total and count of each term [B] over the records whose `weight` [B] is not 0; `importance`
     [B] multiplies each record's losses."""
-    factor = 1.0 if importance is None else importance
     # masked, not multiplied: a filler row of weight 0 may have an infinite loss, and 0 x inf is NaN
     return {
-        name: LossSum.of((values * factor).masked_fill(weight == 0, 0.0), weight)
+        name: LossSum.of((values * importance).masked_fill(weight == 0, 0.0), weight)
         for name, values in losses.items()
     }
 
@@ -161,8 +160,7 @@ def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tenso
     share n ** repeats. Without `unused_codes`, a description whose code no other row has gets 0."""
     rows = store.rows(TRAIN)
     text_ids = store.arrays["text_id"][rows]
-    times = np.bincount(text_ids)[text_ids].astype(np.float32)
-    weights = times ** (options.repeats - 1)
+    weights = np.bincount(text_ids)[text_ids].astype(np.float32) ** (options.repeats - 1)
     if options.unused_codes:
         return torch.from_numpy(weights)
     book = CodeBook.from_dict(store.recipe["code_book"])

@@ -57,8 +57,7 @@ def set_scores(true_ids: Tensor, predicted_ids: Tensor) -> dict[str, Tensor]:
 def distinct(code_ids: Tensor) -> Tensor:
     """code_ids [B, K] with repeated codes replaced by NONE."""
     same = code_ids[:, :, None] == code_ids[:, None, :]
-    is_repeated = same.tril(-1).any(-1)
-    return code_ids.masked_fill(is_repeated, NONE)
+    return code_ids.masked_fill(same.tril(-1).any(-1), NONE)
 
 
 class OccupationMetrics(nn.ModuleDict):
@@ -209,9 +208,8 @@ class LinearBaseline(Callback):
         for (text, code), _ in Counter(zip(text_id, first_code, strict=True)).most_common():
             code_of_text.setdefault(text, code)
         chosen = sorted(code_of_text)
-        most = min(len(chosen), MOST_TEXTS)
-        step = len(chosen) / most
-        chosen = [chosen[int(i * step)] for i in range(most)]
+        step = max(1.0, len(chosen) / MOST_TEXTS)
+        chosen = [chosen[int(i * step)] for i in range(min(len(chosen), MOST_TEXTS))]
         row_of_text = dict(zip(text_id, train_rows.tolist(), strict=True))
         first = np.array([row_of_text[text] for text in chosen])
         texts, tested = (list(map(decode, store.texts(rows))) for rows in (first, test_rows))

@@ -182,7 +182,7 @@ class LitOccupationCoder(ExactModule):
         return self.network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
 
     def training_terms(self, batch: OccupationBatch) -> dict[str, LossSum]:
-        weights = None if self.row_weights is None else self.row_weights[batch["sample_id"]]
+        weights = 1.0 if self.row_weights is None else self.row_weights[batch["sample_id"]]
         memory, flat = self(batch)
         losses = record_losses(memory, flat, self.network.decoder, batch, self.loss.label_smoothing)
         return summed(losses, batch["weight"], weights)
@@ -328,9 +328,8 @@ class LitOccupationCoder(ExactModule):
                 found = answers(self.network, memory, flat, decoding, self.temperature)
                 if sets is not None:
                     found["marginals"] = code_marginals(self.network, memory, flat, decoding)
-            columns = {name: values.tolist() for name, values in found.items()}
-            for place, index in enumerate(rows):
-                one = {name: values[place] for name, values in columns.items()}
+            for index, *values in zip(rows, *map(Tensor.tolist, found.values()), strict=True):
+                one = dict(zip(found, values, strict=True))
                 codes = named(one["code_ids"])
                 shares = one.get("marginals", [])
                 held = [code for code, share in enumerate(shares) if share >= limit]

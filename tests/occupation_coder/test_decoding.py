@@ -230,11 +230,10 @@ def test_flat_takes_the_best_code_and_those_of_one_half_and_above():
     logits = torch.tensor([[-3.0, 2.0, 1.0, -1.0], [-5.0, -4.0, -6.0, -7.0]])
     out = decoding.decode_flat(logits, max_codes=3)
     assert out.code_ids.tolist() == [[1, 2, NONE], [1, NONE, NONE]]
-    s = torch.sigmoid
-    torch.testing.assert_close(
-        out.code_confidence[0], torch.tensor([s(logits[0, 1]), s(logits[0, 2]), 0])
-    )
-    p = [1 / (1 + math.exp(-v)) for v in logits[0].tolist()]
-    nothing = math.prod(1 - q for q in p)
-    expected = (1 - p[0]) * p[1] * p[2] * (1 - p[3]) / (1 - nothing)
-    assert out.set_confidence[0].item() == pytest.approx(expected)
+    p = logits.double().sigmoid()
+    some = 1 - (1 - p).prod(1)  # an answer has a code
+    expected = (1 - p[0, 0]) * p[0, 1] * p[0, 2] * (1 - p[0, 3]) / some[0]
+    assert out.set_confidence[0].item() == pytest.approx(expected.item())
+    codes = torch.stack([p[0, 1], p[0, 2], p[1, 1]]) / some[[0, 0, 1]]
+    torch.testing.assert_close(out.code_confidence[[0, 0, 1], [0, 1, 0]].double(), codes)
+    assert out.code_confidence[1, 0] > out.set_confidence[1] > 0.5 > p[1, 1]

@@ -89,7 +89,7 @@ def test_importance_weighs_the_losses_of_a_record_and_not_its_count():
     memory, logits = network(*padded(["cooper", "hatter"], 6), torch.tensor([1, 0]))
     codes = torch.tensor([[0, 2], [1, NONE]])
 
-    def losses(importance=None, weight=(1.0, 1.0)):
+    def losses(importance=1.0, weight=(1.0, 1.0)):
         batch = batch_of(codes, torch.tensor(weight))
         return occupation_losses(memory, logits, network.decoder, batch, importance=importance)
 

@@ -24,7 +24,7 @@ class UniformDecoder(torch.nn.Module):
         return torch.zeros(*targets.shape, 6)
 
 
-def occupation_losses(memory, logits, decoder, batch, importance=None):
+def occupation_losses(memory, logits, decoder, batch, importance=1.0):
     """Both terms as sums and counts."""
     losses = loss.record_losses(memory, logits, decoder, batch)
     return loss.summed(losses, batch["weight"], importance)

@@ -83,10 +83,9 @@ def score_table(rows: np.ndarray, sources: list[str]) -> list[list[str]]:
     return table
 
 
-def interval(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper bound [S] of the mean of scores [N, S]."""
+def interval(scores: np.ndarray) -> np.ndarray:
+    """Return the lower and upper bounds [2, S] of the mean of scores [N, S]."""
     draws = np.random.default_rng(SEED)
     number = len(scores)
     means = [scores[draws.integers(0, number, number)].mean(0) for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, SHARES, axis=0)
-    return low, high
+    return np.quantile(means, SHARES, axis=0)
