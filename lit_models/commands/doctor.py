@@ -1,4 +1,4 @@
-"""Look whether machine, job and process group are sound."""
+"""Checks of machine, job and process group."""
 
 import os
 import platform
@@ -25,38 +25,38 @@ SHOWN = ("torch", "lightning", "torchmetrics", "transformers", "jsonargparse", "
 LABEL = 23  # columns, of level and check
 GIB = 2**30
 ENOUGH_SHARED_BYTES, ENOUGH_DISK_BYTES = GIB, 10 * GIB
-BUSY_SHARE = 0.1  # of a GPU's memory
+BUSY_SHARE = 0.1  # of a GPU's memory, in use by another program
 MESSAGE_BYTES, ROUNDS = 64 * 2**20, 5
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was looked at."""
+    """Result of one check."""
 
-    check: str  # its name, such as "disk"; several may share it
-    level: Level  # at warning a run works, perhaps not as hoped; at error it fails or is wrong
-    what: str  # what is there, with the values
-    todo: str = ""  # what follows from it, and the way out; empty where it is ok
+    check: str  # name, such as "disk"; several results may share it
+    level: Level  # warning: a run works, perhaps badly; error: it fails or is wrong
+    what: str  # the finding, with values
+    todo: str = ""  # consequence and way out; empty if ok
 
 
 def doctor(
     *, folder: Path = Path("runs"), collectives: bool = False, timeout_s: float = 60.0
 ) -> int:
-    """Look at everything outside of the project that a run depends on, and say what to mend.
+    """Check everything outside of the project that a run depends on, and say what to mend.
 
-    Under srun or torchrun it speaks for the whole job: rank 0 prints, also what is wrong on other
-    machines, and all ranks end with the same status.
+    Rank 0 prints the results. With --collectives they cover the whole job: rank 0 also prints what
+    is wrong on other machines, and all ranks end with the same status.
 
     Args:
-        folder: where runs are written.
-        collectives: sum numbers over the real process group of srun or torchrun.
+        folder: the folder that runs are written to.
+        collectives: try an all-reduce in the process group of srun or torchrun.
         timeout_s: how long ranks of that group wait for each other.
 
     Returns:
-        1 where something is an error, else 0.
+        1 if a check found an error, else 0.
 
     Raises:
-        UsageError: there is no launcher, whose group could be tried, or no time to try it.
+        UsageError: --collectives without a launcher, or a timeout that is not above 0.
     """
     if timeout_s <= 0:
         raise UsageError(f"--timeout-s must be above 0 seconds, got {timeout_s:g}.")
@@ -88,17 +88,17 @@ def doctor(
 
 
 def worst(diagnoses: Sequence[Diagnosis]) -> Level:
-    """Return the gravest level."""
+    """Return the most severe level."""
     levels: tuple[Level, ...] = ("error", "warning")
     return next((level for level in levels if any(d.level == level for d in diagnoses)), "ok")
 
 
 def check_packages() -> list[Diagnosis]:
-    """Return Python and the installed packages beside the versions that the project needs."""
+    """Check Python and the installed packages against the versions that the project needs."""
     from packaging.requirements import Requirement
 
     versions: dict[str, str] = {}
-    for found in distributions():  # of two of one name, Python imports the first
+    for found in distributions():  # the first of a name is imported
         versions.setdefault(found.metadata["Name"], found.version)
     python = f"{platform.python_version()} on {platform.platform(terse=True)}"
     out = [Diagnosis("python", "ok", python)]
@@ -117,7 +117,7 @@ def check_packages() -> list[Diagnosis]:
 
 
 def check_machine(folder: Path) -> list[Diagnosis]:
-    """Return CPUs, shared memory and disk of this machine; the folder, where runs are written, may
+    """Check CPUs, shared memory and disk of this machine; `folder`, which runs are written to, need
     not exist yet."""
     from datamodules.core.planned import usable_cpus
 
@@ -127,7 +127,7 @@ def check_machine(folder: Path) -> list[Diagnosis]:
     if threads.isdigit() and int(threads) > usable:
         todo = f"threads wait for each other: unset it, or {usable} / processes per machine"
         out = [Diagnosis("cpus", "warning", f"{what}, and OMP_NUM_THREADS is {threads}", todo)]
-    shared = Path("/dev/shm")  # through which loader processes and NCCL share data, on Linux
+    shared = Path("/dev/shm")  # used by dataloader workers and NCCL on Linux
     if shared.is_dir():
         usage = shutil.disk_usage(shared)
         what, todo = f"{usage.free >> 20:,} of {usage.total >> 20:,} MiB free in {shared}", ""
@@ -156,7 +156,7 @@ def check_machine(folder: Path) -> list[Diagnosis]:
 
 
 def check_gpus() -> list[Diagnosis]:
-    """Return the GPUs: whether torch sees those of the driver, whether they are alike and free."""
+    """Check that torch sees the GPUs of the driver, and that they are alike and free."""
     import torch
 
     if not torch.cuda.is_available():
@@ -166,7 +166,7 @@ def check_gpus() -> list[Diagnosis]:
         todo = "install a torch build with CUDA for this driver; look at CUDA_VISIBLE_DEVICES"
         return [Diagnosis("gpus", "error", what, todo)]
     indices = range(torch.cuda.device_count())
-    memory = [torch.cuda.mem_get_info(index) for index in indices]  # bytes: free, in all
+    memory = [torch.cuda.mem_get_info(index) for index in indices]  # bytes: free, total
     names = [f"{torch.cuda.get_device_name(i)} ({memory[i][1] / GIB:.0f} GiB)" for i in indices]
     what = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
     what += f"; CUDA {torch.version.cuda}"
@@ -186,7 +186,7 @@ def check_gpus() -> list[Diagnosis]:
 
 
 def check_launcher(environ: Mapping[str, str]) -> list[Diagnosis]:
-    """Return which launcher left its variables in the environment, and what contradicts it."""
+    """Check which launcher set environment variables, and whether they contradict each other."""
     try:
         check_rendezvous(environ)
     except ValueError as fault:
@@ -217,8 +217,8 @@ def check_launcher(environ: Mapping[str, str]) -> list[Diagnosis]:
 
 
 def launched_environment() -> dict[str, str] | None:
-    """Return rank, world and rendezvous of a job that a launcher started, `None` without one;
-    under srun as Lightning finds them, so that the same way is tried."""
+    """Return the launcher's variables for rank, world and rendezvous, `None` without a launcher;
+    under srun those that Lightning derives, which a run would use."""
     if all(map(os.environ.get, BY_HAND)):
         return {"LOCAL_RANK": "0", **os.environ}
     if "SLURM_STEP_ID" not in os.environ or int(os.environ.get("SLURM_NTASKS") or 1) < 2:
@@ -238,12 +238,12 @@ def launched_environment() -> dict[str, str] | None:
 def _group(
     environ: Mapping[str, str], timeout_s: float, own: list[Diagnosis]
 ) -> tuple[list[Diagnosis], Level]:
-    """Sum numbers whose result is known over a real process group, and time it; return what is to
-    be shown, and the level with which every rank ends.
+    """Time an all-reduce of known result in the launcher's process group; return the diagnoses that
+    this rank prints, and the most severe level of all ranks.
 
-    A rank that does not find the others says so itself; else rank 0 speaks for all machines. `own`
-    is what this rank saw on its machine, `environ` has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
-    and MASTER_PORT.
+    A rank that finds no group reports that itself; otherwise rank 0 reports for all machines. `own`
+    are this rank's diagnoses of its machine; `environ` has RANK, WORLD_SIZE, LOCAL_RANK,
+    MASTER_ADDR and MASTER_PORT.
     """
     import torch
     import torch.distributed as dist
@@ -252,7 +252,7 @@ def _group(
     rank, world, host = int(environ["RANK"]), int(environ["WORLD_SIZE"]), socket.gethostname()
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():
-        index = int(environ["LOCAL_RANK"]) % torch.cuda.device_count()  # each may see its own alone
+        index = int(environ["LOCAL_RANK"]) % torch.cuda.device_count()  # ranks may see one each
         device, backend = torch.device("cuda", index), "nccl"
         torch.cuda.set_device(device)
     try:
@@ -289,7 +289,7 @@ def _group(
     names = ", ".join(f"{name} ({count})" for name, count in hosts.items())
     own = [*own, Diagnosis("group", "ok", f"{world} ranks by {backend} on {names}")]
     if is_right.item():
-        rate = 2 * (world - 1) / world * MESSAGE_BYTES / min(seconds) / GIB  # of a ring
+        rate = 2 * (world - 1) / world * MESSAGE_BYTES / min(seconds) / GIB  # as a ring
         what = f"the known sum of {MESSAGE_BYTES >> 20} MiB in {min(seconds) * 1e3:.1f} ms"
         own.append(Diagnosis("all-reduce", "ok", f"{what} ({rate:.2f} GiB/s)"))
     else:

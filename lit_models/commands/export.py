@@ -1,4 +1,4 @@
-"""Write a checkpoint as safetensors and JSON that run alone."""
+"""Export of a checkpoint as safetensors and JSON that are usable on their own."""
 
 import platform
 import shlex
@@ -18,20 +18,20 @@ def export(
 ) -> int:
     """Write the weights of a checkpoint to DIR/model.safetensors and the rest to DIR/config.json.
 
-    Averaged weights are taken where the run has any. Load it with
+    Averaged weights are exported if the run has any. Load the folder with
     LitOccupationCoder.from_exported("DIR"), or start a run from it with --model.init_from=DIR.
-    A language model's folder is one of transformers, LoRA merged.
+    A language model becomes a transformers folder, with LoRA merged into its weights.
 
     Args:
         ckpt: a checkpoint, such as runs/demo/checkpoints/best.ckpt.
         to: the folder to write; new or empty.
-        class_path: the module's class, where a script wrote the checkpoint.
-        adapter: of a run with LoRA, the adapter alone, in the layout of PEFT.
-        format: sentence-transformers, its folder of a retriever or ranker, for
-            --model.pretrained=DIR, too; or onnx, a retriever's encoder in float32 and int8.
-        trust_checkpoint: import the class that the checkpoint names, wherever it comes from.
+        class_path: class of the module; needed if a script wrote the checkpoint.
+        adapter: export only the LoRA adapter, in the layout of PEFT.
+        format: sentence-transformers, for a retriever or ranker, which --model.pretrained=DIR can
+            read, too; or onnx, for a retriever's encoder in float32 and int8.
+        trust_checkpoint: import the class that the checkpoint names, from any package.
     """
-    # torch is loaded by the command alone, not by its help.
+    # Imported here, so that the help of the command does not load torch.
     from lit_models.training.checkpoints import read_checkpoint
     from lit_models.training.export import START_ONLY, Layout, class_of, paths_in, write_exported
     from lit_models.training.hyperparameters import StoredClasses

@@ -1,4 +1,4 @@
-"""Rebuild one optimizer step of a run on one device."""
+"""Reconstruction of one optimizer step of a run on one device."""
 
 import itertools
 import logging
@@ -34,9 +34,9 @@ from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
 
-LABEL = 11  # columns, of the screen's first
-NUM_SHOWN = 8  # ids of samples
-MOST_SAMPLES = 20  # of the table
+LABEL = 11  # width in columns
+NUM_SHOWN = 8  # sample ids in a line
+MOST_SAMPLES = 20  # rows of the table
 # Options of a run's trainer that decide what a step computes; devices, loggers, callbacks do not.
 TRAINER_KEYS = (
     *("max_epochs", "max_steps", "limit_train_batches", "overfit_batches", "precision"),
@@ -49,21 +49,21 @@ class LedgerStep:
     """A step of the surviving lineage, and the checkpoint nearest to the weights it began with."""
 
     run: Path  # folder of the run; only read
-    line: dict[str, Any]  # its own in the ledger
+    line: dict[str, Any]  # its line in the ledger
     start: dict[str, Any]  # the line that began its attempt
     left_out: str = ""  # why it is not in the final weights
     checkpoint: Path | None = None  # `None` for the untrained network
-    checkpoint_step: int = 0  # updates behind its weights
+    checkpoint_step: int = 0  # optimizer steps in its weights
 
     @property
     def num_older(self) -> int:
-        """Updates between the weights of the checkpoint and the step's own."""
+        """Number of optimizer steps between the checkpoint and this step."""
         return self.line["step"] - 1 - self.checkpoint_step
 
 
 @dataclass(frozen=True)
 class SampleLoss:
-    """One sample by itself."""
+    """Losses of one sample, computed by itself."""
 
     sample_id: int  # index in the split
     description: dict[str, str]  # name -> text
@@ -73,16 +73,16 @@ class SampleLoss:
 
 @dataclass
 class Replay:
-    """A step made again."""
+    """Result of a rebuilt step."""
 
     samples: list[SampleLoss] = field(default_factory=list)  # in the order of the plan
     loss: float = 0.0  # of the step
     grad_norms: dict[str, float] = field(default_factory=dict)  # block -> norm of its gradient
     grad_norm: float = math.nan  # of the whole gradient, before clipping
-    # First place with NaN or +inf in a forward pass -> ids of the samples that meet it; of the
-    # gradient, without samples.
+    # First place with NaN or +inf in a forward pass -> ids of the samples concerned; a place in the
+    # gradient has none.
     faults: dict[str, list[int]] = field(default_factory=dict)
-    weights_step: int = 0  # optimizer steps that the weights have behind them
+    weights_step: int = 0  # optimizer steps in the weights that were used
 
 
 def replay(
@@ -99,11 +99,11 @@ def replay(
         run: a run folder, such as runs/demo.
         step: the optimizer step, from 1, as in RUN/ledger.jsonl.
         advance: train the steps between the nearest checkpoint and this one first.
-        json: write everything to this file too, such as all samples.
-        trust_checkpoint: import whatever the run's config names as a class.
+        json: also write the complete result, with all samples, to this file.
+        trust_checkpoint: import any class that the run's config names.
 
     Returns:
-        1 where something is not finite, else 0.
+        1 if a value is not finite, else 0.
     """
     found = find_step(run, step)
     path = newest_config(run)
@@ -196,7 +196,7 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
     table = Table(width=COLUMNS, title="samples", title_justify="left", title_style="bold")
     table.add_column("id", justify="right", no_wrap=True)
     for name in names:
-        table.add_column(name)  # only these are made narrower where the room ends
+        table.add_column(name)  # only these columns shrink if space is short
     for name in [*terms, "share"]:
         table.add_column(name[:9], justify="right", no_wrap=True)
     for one in rows[:MOST_SAMPLES]:
@@ -248,9 +248,9 @@ def replay_step(
     trainer_values: dict[str, Any],
     advance: bool = False,
 ) -> Replay:
-    """Run one step again; with `advance` the steps between the weights and the step are trained
-    first. Module, right after the seed was set, data and values of the trainer are those of the
-    run's config.
+    """Rebuild one step; with `advance`, first train the steps between the checkpoint and this step.
+    `module`, `data` and `trainer_values` are built from the run's config, the module right after
+    the seed is set.
 
     Raises:
         ValueError: the data are not those that the step was trained with.
@@ -263,8 +263,8 @@ def replay_step(
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
     given.setdefault("precision", topology_of(found.run).get("precision"))
     non_finite = NonFinite("skip")
-    non_finite.most_skipped = sys.maxsize  # as in the run, if it went on
-    logging.disable(logging.WARNING)  # of a training: here it is none
+    non_finite.most_skipped = sys.maxsize  # the run went on, too
+    logging.disable(logging.WARNING)  # messages for real trainings
     try:
         with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
@@ -274,7 +274,7 @@ def replay_step(
                 plugins=[LightningEnvironment()],  # one process, whatever the launcher
                 default_root_dir=folder,
             )
-            trainer.ckpt_path = found.checkpoint  # which the data are read by, too
+            trainer.ckpt_path = found.checkpoint  # the datamodule reads it, too
             trainer.fit(module, data, weights_only=True)
     finally:
         logging.disable(logging.NOTSET)
@@ -289,10 +289,10 @@ def replay_step(
 def follow_one_device(
     data: PlannedDataModule, found: LedgerStep, trainer_values: dict[str, Any]
 ) -> None:
-    """Give the datamodule the run's global batch, and its micro-batch, so that it fits again."""
+    """Set the run's global batch and micro-batch size on the datamodule: these fit in memory."""
     request = plan_of(found.run)["request"]
     accumulation = trainer_values.get("accumulate_grad_batches") or 1
-    slots = found.start["num_replicas"] * accumulation  # devices of a tensor group share one
+    slots = found.start["num_replicas"] * accumulation  # a tensor group has one slot
     micro = data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:
@@ -303,8 +303,8 @@ def follow_one_device(
 
 
 class AtStep(Callback):
-    """Looks at one step before it is trained, then stops: with `advance` when the weights are those
-    of the step, else at once."""
+    """Examines one step before it is trained, then stops: with `advance` once training has reached
+    the step, else at once."""
 
     def __init__(self, found: LedgerStep, advance: bool) -> None:
         self.found, self.advance = found, advance
@@ -349,8 +349,8 @@ class AtStep(Callback):
 
 
 def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> Replay:
-    """Return what one step of the plan does with the weights as they are; they stay so. The module
-    is in eval mode, the trainer attached to it and a planned datamodule."""
+    """Return samples, losses and gradient of one step of the plan, without a change of the weights.
+    The module is in eval mode; the trainer is attached to it and to a planned datamodule."""
     precision, data = trainer.precision_plugin, trainer.datamodule
     dataset = data.datasets["train"]
 
@@ -362,7 +362,7 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
     counts = dataset.target_counts
     dealt = iterate_micro_batches(plan, dataset.lengths, counts, batching, 1, 0, epoch, step)
     parts = list(itertools.islice(dealt, batching.accumulate_grad_batches))
-    module.on_train_batch_start(ready(parts[0]), step * len(parts))  # it belongs to the step
+    module.on_train_batch_start(ready(parts[0]), step * len(parts))  # part of a step
     out = Replay(weights_step=trainer.global_step)
     for sample in map(int, plan.step_ids(step)):  # each a micro-batch of its own
         batch = ready(replace(parts[0], ids=np.array([sample]), weights=np.ones(1, np.float32)))
@@ -385,7 +385,7 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
     squares: dict[str, float] = {}
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
-            # Up to the first number of its name, else at most three steps down and never itself.
+            # Its name up to the first number, else at most three parts of it, without the last.
             numbered = re.match(r"(.*?\.\d+)\.", name)
             block = numbered[1] if numbered else ".".join(name.split(".")[:-1][:3]) or name
             squares[block] = squares.get(block, 0.0) + float(parameter.grad.double().norm()) ** 2
@@ -399,7 +399,7 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
 
 def first_fault(module: ExactModule, batch: dict[str, Any]) -> str:
     """Return the first place with NaN or +inf in a forward pass: a value of the batch, a weight or
-    the output of a module, else the loss itself. -inf is what masks are made of."""
+    the output of a module, else the loss itself. -inf is allowed: masks consist of it."""
     found: list[str] = []
 
     def look(place: str, values: Any) -> None:

@@ -1,4 +1,4 @@
-"""An HTML page on one run or on two side by side."""
+"""HTML report on one run, or on two side by side."""
 
 import csv
 import json
@@ -18,8 +18,8 @@ from lit_models.errors import UsageError
 
 GENERATOR = '<meta name="generator" content="unisono report">'
 TEMPLATES = Path(__file__).parent / "templates"
-MOST_STRETCHES = 240  # of a curve, of each of which four points are drawn
-LOG_FROM = 50.0  # largest over smallest value
+MOST_STRETCHES = 240  # of a curve; at most four points of each are drawn
+LOG_FROM = 50.0  # ratio of the largest to the smallest value
 
 Line = dict[str, Any]
 Points = list[tuple[float, float]]  # step and value; a value may be NaN or infinite
@@ -27,20 +27,20 @@ Points = list[tuple[float, float]]  # step and value; a value may be NaN or infi
 
 @dataclass
 class RunRecord:
-    """Content of a run folder; a file that is missing or damaged is empty, and has a note."""
+    """Content of a run folder; a missing or damaged file is left empty and noted."""
 
     folder: Path
-    ledger: list[Line]  # in the order in which they were written
-    lineage: dict[int, Line]  # step -> line of what led to the newest weights
-    age_s: float = 0.0  # since the ledger was written to
+    ledger: list[Line]  # all lines, in the order of writing
+    lineage: dict[int, Line]  # step -> line, of the steps in the newest weights
+    age_s: float = 0.0  # since the last write to the ledger
     topology: dict[str, Any] = field(default_factory=dict)  # content of topology.json
     plan: dict[str, Any] = field(default_factory=dict)  # of plan.json
     failure: dict[str, Any] = field(default_factory=dict)  # of failure.json
     config: dict[str, Any] = field(default_factory=dict)  # of the newest training
-    config_text: str = ""  # its file as it is
-    metrics: dict[str, Points] = field(default_factory=dict)  # each by step
+    config_text: str = ""  # text of its file
+    metrics: dict[str, Points] = field(default_factory=dict)  # name -> values by step
     throughput: list[Line] = field(default_factory=list)  # lines of throughput.jsonl
-    notes: list[str] = field(default_factory=list)  # a sentence each
+    notes: list[str] = field(default_factory=list)  # sentences on missing or damaged files
 
     @property
     def name(self) -> str:
@@ -49,22 +49,22 @@ class RunRecord:
 
     @property
     def steps(self) -> list[Line]:
-        """All lines of optimizer steps, those that were repeated later too."""
+        """All lines of optimizer steps, including steps that were repeated later."""
         return [ln for ln in self.ledger if "event" not in ln and "resumed_from_step" not in ln]
 
     def series(self, key: str) -> Points:
-        """Return a value of each surviving step, where it is known."""
+        """Return step and value of each surviving step that has the key."""
         pairs = ((float(step), line.get(key)) for step, line in sorted(self.lineage.items()))
         return [(step, float(value)) for step, value in pairs if value is not None]
 
     @property
     def seconds(self) -> float:
-        """Of all steps, the repeated ones too, with what lies between them."""
+        """Duration of all steps, repeated ones included, and of what lies between them."""
         return sum(line.get("seconds", 0.0) for line in self.steps)
 
     @property
     def median_seconds(self) -> float:
-        """Of a surviving step; 0 without steps."""
+        """Median duration of a surviving step; 0 without steps."""
         found = [seconds for _, seconds in self.series("seconds")]
         return statistics.median(found) if found else 0.0
 
@@ -76,23 +76,23 @@ class RunRecord:
 
     @property
     def monitor(self) -> tuple[str, str]:
-        """Name and mode of the metric that chose the best checkpoint, else of the loss."""
+        """Name and mode of the metric that chose the best checkpoint, else of val/loss."""
         facts = self.topology.get("monitor") or {}
         known = facts.get("name") in self.metrics
         return (facts["name"], facts["mode"]) if known else ("val/loss", "min")
 
 
 def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> int:
-    """Write one HTML page, which needs no network, on a run or on two.
+    """Write an HTML page on one run or on two; it needs no network.
 
     Args:
         run: a run folder, such as runs/demo.
-        other: a second run folder: the page says what differs, then shows both.
-        to: the file; by default RUN/report.html, or compare-RUN-OTHER.html in the working folder.
-            An earlier report is replaced, never another file.
+        other: a second run folder: the page lists the differences, then shows both.
+        to: the file to write; by default RUN/report.html, or compare-RUN-OTHER.html in the working
+            folder. An earlier report is replaced, never another file.
 
     Raises:
-        UsageError: an argument names nothing that it could be.
+        UsageError: a folder holds no run, or the file exists and is no report.
     """
     from jinja2 import Environment, FileSystemLoader
 
@@ -118,12 +118,12 @@ def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> i
 
 
 def read_run(folder: Path, now_s: float) -> RunRecord:
-    """Return what a run folder holds; files other than the ledger may be missing. `now_s` is the
-    time, to say how old the newest line is.
+    """Return the content of a run folder; files other than the ledger may be missing. `now_s` is
+    the current time, for the age of the ledger.
 
     Raises:
-        UsageError: no such folder, or no ledger in it.
-        ValueError: a damaged line that is not the last of its file, or a damaged config.
+        UsageError: the folder or its ledger is missing.
+        ValueError: a line other than the last of its file is damaged, or the config is.
     """
     from lit_models.commands.verify import read_ledger, surviving
     from lit_models.training.ledger import json_lines
@@ -155,16 +155,16 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
 
 
 def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Points]:
-    """Return metric -> steps done and values; an empty cell is no value.
+    """Return metric -> (completed steps, value) points; empty cells are skipped.
 
-    Lightning numbers an evaluation inside a training by the step before it from 0, all other rows
-    by the steps done. One after the training begins at 0, and counts where none was inside of it.
+    Lightning numbers a validation during training by the last step, counted from 0, and all other
+    rows by completed steps. One after training starts at 0; it counts if there is no other.
     """
     if not path.exists():
         notes.append("There is no metrics.csv: metrics of evaluations are not shown.")
         return {}
     found: dict[str, dict[float, float]] = {}
-    alone: dict[str, Points] = {}  # by themselves, after the training: the newest
+    alone: dict[str, Points] = {}  # of evaluations after training: the newest
     damaged, newest = 0, 0.0
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file, restval=""):
@@ -189,8 +189,8 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
 
 
 def attempts_of(run: RunRecord) -> list[dict[str, Any]]:
-    """Return each start of a run: its number, devices, `begin` and `last` step, the seconds of its
-    steps, its `end` in words, when it `began`."""
+    """Return for each start of a run its `number`, `devices`, steps `begin` and `last`, `seconds`
+    of training, `end` in words and the time when it `began`."""
     found: list[dict[str, Any]] = []
     for line in run.ledger:
         event = line.get("event")
@@ -210,7 +210,7 @@ def attempts_of(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def ending(run: RunRecord) -> tuple[str, str]:
-    """Return how a run stands: good, warn or bad, and a sentence."""
+    """Return the state of a run: good, warn or bad, and a sentence."""
     last, newest = max(run.lineage, default=0), run.ledger[-1] if run.ledger else {}
     at = f"after {counted(last, 'step')}"
     if newest.get("event") == "stopped":
@@ -236,7 +236,7 @@ def best_of(run: RunRecord) -> tuple[float, float] | None:
 
 
 def run_facts(run: RunRecord) -> dict[str, Any]:
-    """Return what the template shows of one run."""
+    """Return the variables of the template for one run."""
     from lit_models.commands.verify import verify_run
 
     attempts = attempts_of(run)
@@ -295,10 +295,10 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
 
 
 def tests_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """Yield each metric of the test with its value and that of a baseline; the first is the one
-    with a baseline, or the monitored one.
+    """Yield each test metric with its value and its baseline, or "": first those with a baseline,
+    the monitored metric ahead of the others.
 
-    A ranker's and a retriever's stand in a file, with those of other systems.
+    Rankers and retrievers write theirs to ranking-test.json, with those of other systems.
     """
     last = {name: points[-1][1] for name, points in run.metrics.items()}
     first = run.monitor[0].removeprefix("val/")
@@ -318,7 +318,7 @@ def tests_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
 
 
 def facts_of(run: RunRecord) -> list[tuple[str, str]]:
-    """Return what is known of machine, batch, speed and versions; of ranks only what differs."""
+    """Return name and value of what is known about machine, batch, speed and versions."""
     top, lines = run.topology, run.throughput
     plan, code = top.get("plan", {}), top.get("code") or {}
 
@@ -356,14 +356,14 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def drawn_metrics(run: RunRecord) -> list[str]:
-    """Return the metrics that make a curve, the monitored one first: two values that differ."""
+    """Return metrics with two different values or more, the monitored one first; no val/loss."""
     moving = [n for n, points in run.evaluated.items() if len({v for _, v in points}) > 1]
     names = [name for name in moving if not name.startswith("val/loss")]
     return sorted(names, key=lambda name: name != run.monitor[0])
 
 
 def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
-    """Return what the template shows of two runs."""
+    """Return the variables of the template for two runs."""
     runs = (first, second)
     names = [run.name if first.name != second.name else str(run.folder) for run in runs]
     found = differences(first, second)
@@ -402,14 +402,14 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
 def differences(
     first: RunRecord, second: RunRecord
 ) -> dict[str, list[tuple[str, str, str]] | None]:
-    """Return aspect -> name and both values of what differs; `None` where not both know it."""
+    """Return aspect -> name and both values of each difference; `None` if a run lacks it."""
 
     def aspects(run: RunRecord) -> dict[str, dict[str, Any]]:
         plan, top = run.plan, run.topology
         request = {**plan.get("request", {})}
         batch = top.get("plan", {})
         config = {n: v for n, v in run.config.items() if n != "seed_everything"}
-        trainer = run.config.get("trainer") or {}  # the runs' names say their folders
+        trainer = run.config.get("trainer") or {}  # the page names the folders
         config["trainer"] = {n: v for n, v in trainer.items() if n != "default_root_dir"}
         places = {
             place.rpartition(":")[2] if "cuda" not in place else "cuda"
@@ -443,8 +443,8 @@ def differences(
 
 
 def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
-    """Return the largest relative difference of the loss over the steps that both have, and their
-    number; `None` where they follow different plans, so that steps have different samples."""
+    """Return the largest relative difference between the losses of common steps, and the number of
+    these steps; `None` if the plans differ, so that steps have different samples."""
     requests = [run.plan.get("request") for run in (first, second)]
     if requests[0] is None or requests[0] != requests[1]:
         return None
@@ -455,7 +455,7 @@ def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
 
 
 def curves(runs: dict[str, RunRecord], metrics: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the charts of runs over each other, by their names: of the ledgers, then of metrics of
+    """Return charts that each draw all runs, name -> record: values of the ledgers, then metrics of
     evaluations."""
     charts = [
         chart(title, {n: run.series(key) for n, run in runs.items()}, key != "learning_rate")
@@ -471,9 +471,9 @@ def curves(runs: dict[str, RunRecord], metrics: Iterable[str]) -> list[dict[str,
 
 
 def chart(title: str, series: dict[str, Points], may_be_log: bool = False) -> dict[str, Any]:
-    """Return what the page draws: a step and a value per point, `None` where it is not finite.
+    """Return the data of a chart: steps and values of each series, `None` for non-finite values.
 
-    A scale is logarithmic where values are positive and 50 times apart.
+    With `may_be_log`, positive values that differ by a factor of 50 get a logarithmic scale.
     """
     finite = [v for points in series.values() for _, v in points if math.isfinite(v)]
     is_log = may_be_log and bool(finite) and 0 < LOG_FROM * min(finite) <= max(finite)
@@ -497,8 +497,8 @@ def chart(title: str, series: dict[str, Points], may_be_log: bool = False) -> di
 
 
 def thinned(points: Points) -> Points:
-    """Return few enough points to draw: of each of many stretches the first, last, lowest and
-    highest, so that no extreme is lost (M4: Jugel et al., VLDB 2014), and all not finite."""
+    """Return few enough points to draw: the first, last, lowest and highest of each stretch, so
+    that no extreme is lost (M4: Jugel et al., VLDB 2014), and all non-finite points."""
     if len(points) <= 4 * MOST_STRETCHES:
         return points
     kept = {point for point in points if not math.isfinite(point[1])}
@@ -512,12 +512,12 @@ def thinned(points: Points) -> Points:
 
 
 def some(value: float) -> float | None:
-    """Return a metric, `None` for a mean over nothing: a dash here as it is in the terminal."""
+    """Return a metric, or `None` for NaN, a mean over nothing, which is shown as a dash."""
     return None if math.isnan(value) else value
 
 
 def shown(value: float | None) -> str:
-    """Return a number in four digits, thousands set apart, a whole one in all; "–" for `None`."""
+    """Return a number with four significant digits, whole numbers in full; "–" for `None`."""
     if value is None:
         return "–"
     is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
@@ -530,5 +530,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return hours, minutes and seconds, after the days."""
+    """Return a duration such as `1 day, 2:03:04`."""
     return str(timedelta(seconds=round(seconds)))

@@ -1,4 +1,4 @@
-"""Write the file of a job, and submit it."""
+"""Scripts of jobs, and their submission."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from lit_models.errors import UsageError, usage_errors
 from lit_models.training import rules
 
 TEMPLATES = Path(jobs.__file__).parent / "templates"
-LOGS = Path("logs")  # the template names it
+LOGS = Path("logs")  # as in the template
 ACCELERATOR = "trainer.accelerator"
 MODULE = ("-m", "lit_models")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -52,23 +52,22 @@ def submit(
     name: str | None = None,
     dry_run: bool = False,
 ) -> int:
-    """Write the file of a job, and put it into a cluster's queue.
+    """Write the script of a job and submit it to a cluster.
 
-    A job of SLURM saves ahead of its time limit, is requeued and goes on in its run folder until
-    the run is complete. The config of a chain becomes one such job for each stage that is not
-    complete, each after the one before it; a stage runs on its `devices`, such as
-    --change.dump.devices=8, of which a node has as many as --gpus-per-node says, or
-    --tasks-per-node.
+    A SLURM job saves before its time limit, is requeued and resumes in its run folder until the run
+    is complete. From the config of a chain, each stage that is not complete becomes such a job,
+    which waits for the job before it. A stage runs on its `devices`, such as
+    --change.dump.devices=8; --gpus-per-node or --tasks-per-node is the most that a node has.
 
     Args:
         run_options: every other option is the run's, such as --config and --trainer.max_epochs=3.
-        name: of the job, of its scripts' folder, jobs/NAME, and of its run: runs/NAME, with SLURM
-            runs/NAME_JOBID.
+        name: name of the job, of its folder of scripts, jobs/NAME, and of its run: runs/NAME, with
+            SLURM runs/NAME_JOBID.
         dry_run: write the scripts and submit nothing.
 
     Raises:
-        UsageError: the job would be refused, by SLURM or by the run's own parser.
-        RuntimeError: sbatch or its like is not here, or refuses.
+        UsageError: SLURM or the run's own parser would refuse the job.
+        RuntimeError: sbatch, or another cluster's command, is missing or fails.
     """
     run, target = run_options or [], resources.target
     options = expand_configs(run)
@@ -82,7 +81,7 @@ def submit(
             f"is none of {', '.join(rules.SHELLS)}, in which Lightning does not see SLURM."
         )
     is_there = not resources.activate and target not in jobs.REMOTE
-    python = sys.executable if is_there else "python"  # the one that is found there
+    python = sys.executable if is_there else "python"  # on the PATH there
     if is_chain and target != "slurm":
         raise UsageError(
             f"--target={target}: the stages of a chain wait for each other in SLURM's queue alone. "
@@ -111,16 +110,16 @@ class Script:
 
     resources: Resources
     name: str  # of the job
-    python: str  # that it starts
-    command: Sequence[str]  # its lines, quoted where they must be
-    run_folder: str = ""  # as the shell reads it; "" where the command knows it
+    python: str  # interpreter that it starts
+    command: Sequence[str]  # its lines, quoted for the shell
+    run_folder: str = ""  # in shell syntax; "" if the command names it
 
     def folder(self, path: Path) -> str:
-        """Return the run folder; one that ends with a slash holds it, by the name of the job's."""
+        """Return the run folder; after a final slash, the name of the script's folder is added."""
         return self.run_folder + path.parent.name * self.run_folder.endswith("/")
 
     def text(self, path: Path) -> str:
-        """Return the file's text; the path is where it will lie."""
+        """Return the text of the file that will be written to `path`."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
         # Shell and YAML, not HTML: every value is quoted, or checked to be one word.
@@ -145,7 +144,7 @@ class Script:
 
 
 def write_scripts(scripts: dict[str, Script], name: str) -> list[Path]:
-    """Return the paths of scripts (by their names), written where no others are."""
+    """Write scripts, file name -> script, to a folder without others; return their paths."""
     for number in itertools.count(1):  # jobs/NAME, jobs/NAME-2, …: no other script is overwritten
         place = Path("jobs", name if number == 1 else f"{name}-{number}")
         texts = {file: script.text(place / file) for file, script in scripts.items()}
@@ -166,11 +165,11 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
     """Return the script of a run's job.
 
     Raises:
-        UsageError: an option of the run is the job's own, or the run's parser refuses it.
+        UsageError: an option belongs to the job, not the run, or the run's parser refuses it.
     """
     options = expand_configs(run)
     jobs.check_options(options, "fit", "--gpus-per-node or --tasks-per-node", "--nodes")
-    own = resources.world if resources.target == "slurm" else []  # the others tell their ranks
+    own = resources.world if resources.target == "slurm" else []  # the others set it at the start
     if given_value(options, ACCELERATOR) is None:
         own.append(f"--{ACCELERATOR}={resources.accelerator}")
     for nodes in {resources.fewest, resources.most}:
@@ -192,23 +191,23 @@ def run_script(run: list[str], resources: Resources, name: str, python: str) -> 
         if resources.target == "slurm":
             run_folder = f"{shlex.quote(str(root))}_$SLURM_JOB_ID"
         words.append(f'--{ROOT}="$run"')
-    if resources.target == "slurm":  # templates of the others have these words
+    if resources.target == "slurm":  # the other targets' templates have these words
         words.insert(0, shlex.join([*resources.srun, python, *MODULE, "fit"]))
     file = next(TEMPLATES.glob(f"{resources.target}.*")).with_stem("job").name
     return {file: Script(resources, name, python, [*words, "--ckpt_path=auto"], run_folder)}
 
 
 def hand_in(files: Sequence[Path], resources: Resources, is_dry: bool) -> list[str]:
-    """Give files to their cluster's command, or say how, and return the numbers of SLURM's jobs:
-    each waits for the one before it, and all are put into the queue or none.
+    """Submit files with their cluster's command, or print how, and return the numbers of SLURM
+    jobs. Each waits for the job before it; if one is refused, those before it are cancelled.
 
     Raises:
-        RuntimeError: the command is not here, or refuses.
+        RuntimeError: the command is missing or fails.
     """
     is_slurm, numbers = resources.target == "slurm", list[str]()
     if is_slurm:
         LOGS.mkdir(exist_ok=True)
-    # Its own job's variables, where this is called within one, would win over the script.
+    # Inside of a job, that job's variables would override the script.
     ours, kept = ("SLURM_", "SBATCH_"), ("SLURM_CONF", "SLURM_CLUSTERS")
     environ = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(ours)}
     for file in files:
@@ -244,13 +243,13 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
 
     Args:
         run: options of `unisono chain`.
-        most: of each stage; its GPUs, or processes on CPUs, are the most on one machine.
-        name: of the jobs.
-        python: that the job starts.
+        most: resources of a stage; its GPUs, or processes on CPUs, are the most on one machine.
+        name: start of the jobs' names.
+        python: interpreter that the job starts.
 
     Raises:
         UsageError: the chain or a stage is wrong, or a run would be refused.
-        ValueError: what lies in the chain's folder was made from something else.
+        ValueError: the chain's folder holds output made from other values.
     """
     if most.most > 1:
         raise UsageError(
@@ -285,7 +284,7 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
             print(f"stage {stage.name} is complete: no job")
             continue
         job = machines[stage.name]
-        if stage.given("model"):  # else it is that of the checkpoint, which may be to come
+        if stage.given("model"):  # else it is the checkpoint's, which may not exist yet
             check_run(stage.arguments(folder, given["seed"]), job.processes, is_stage=True)
         launcher = f"--launcher={shlex.quote(shlex.join(job.srun))}"
         command = [shlex.join([python, *MODULE, "chain"]), *kept, f"--only={stage.name}"]
@@ -295,10 +294,10 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
 
 
 def job_of_stage(stage: Stage, most: Resources) -> Resources:
-    """Return what a stage's job asks for: the fewest nodes with equally many devices each.
+    """Return the resources of a stage's job: the fewest nodes with equally many devices each.
 
     Raises:
-        UsageError: its devices are no number.
+        UsageError: the devices of the stage are no number.
     """
     count = 1 if stage.devices is None else stage.devices
     if not isinstance(count, int) or count < 1:
