@@ -21,7 +21,7 @@ from lit_models.training.sharding import local_parts, sharded_like
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at zero
 NUM_ITERATIONS, NORM_EPS = 5, 1e-7
 RMS_OF_ADAMW = 0.2
-AT_ONCE = 1 << 24  # elements of matrices that a GPU iterates in one product: small ones fill it so
+AT_ONCE = 1 << 24  # elements of matrices in one batched product, so that small ones fill a GPU
 AVERAGED = "averaged_weights"  # key of a checkpoint: name -> tensor, absent without averaging
 CONFIGURED = "configured"  # key of a group: its settings as this run's configuration has them
 OPTIMIZER = "optimizer"  # key of a group: the name of the optimizer's class
@@ -30,15 +30,15 @@ OPTIMIZER = "optimizer"  # key of a group: the name of the optimizer's class
 def parameter_groups(
     module: nn.Module, rates: dict[str, float] | None = None, heads: Sequence[Tensor] = ()
 ) -> list[dict[str, Any]]:
-    """Return groups with and without weight decay, every parameter with its name.
+    """Return groups of named parameters, with and without weight decay.
 
-    Vectors (biases, norm scales) and embeddings do not decay. By the names a checkpoint finds the
-    moments of a parameter. The `kind` of a group is "matrices" between hidden states, "heads", or
+    Vectors (biases, norm scales) and embeddings do not decay. On a resume a parameter's moments are
+    found by its name. The `kind` of a group is "matrices" (between hidden states), "heads" or
     "others".
 
     Args:
-        rates: beginning of names -> factor of the learning rate; 1 for others.
-        heads: weights that score a vocabulary; one tied to an embedding counts as that.
+        rates: name prefix -> factor of the learning rate; 1 for other parameters.
+        heads: weights that score a vocabulary; one tied to an embedding counts as an embedding.
     """
     embeddings = nn.Embedding | nn.EmbeddingBag
     tables = {id(m.weight) for m in module.modules() if isinstance(m, embeddings)}
@@ -61,15 +61,15 @@ def parameter_groups(
 class WarmupDecay(LambdaLR):
     """Warms the learning rate up, then lets it decay until the last optimizer step of the run.
 
-    The last step is not stored in checkpoints: a run that is resumed with more epochs follows the
-    new length.
+    Checkpoints do not store the last step: a run that is resumed with more epochs follows its new
+    length.
 
     Args:
-        optimizer: whose groups are scheduled.
-        warmup: optimizer steps to the full rate; below 1 a share of the run.
+        optimizer: the optimizer to schedule.
+        warmup: optimizer steps up to the full rate; a value below 1 is a share of the run.
         decay: shape after the warm-up.
         final_factor: share of the full rate at the last step.
-        total_steps: length of the run; `None` takes it from the plan.
+        total_steps: optimizer steps of the schedule; `None` takes those of the run.
 
     Raises:
         ValueError: a negative warm-up, or one longer than the run.
@@ -117,11 +117,11 @@ class WarmupDecay(LambdaLR):
         return self.final_factor + (1 - self.final_factor) * wave
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position alone: the rest is configured anew."""
+        """Return the position only: the rest is configured by each run."""
         return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the position; the rate there is that of today's configuration."""
+        """Restore the position; the rate at it follows from this run's configuration."""
         self.last_epoch = state_dict["last_epoch"]
         self._apply()
 
@@ -131,16 +131,16 @@ class WarmupDecay(LambdaLR):
 
 
 class RestartedDecay(WarmupDecay):
-    """Begins warm-up and decay anew at some steps, each time at a rate of its own.
+    """Restarts warm-up and decay at given steps, with another rate in each phase.
 
     Args:
-        optimizer: whose groups are scheduled.
-        restarts: optimizer steps at which another phase begins, ascending.
-        rates: factor of the rate in each phase, one more than restarts.
-        schedule: options of `WarmupDecay`, for each phase.
+        optimizer: the optimizer to schedule.
+        restarts: optimizer steps at which the next phase begins, ascending.
+        rates: factor of the rate in each phase, one more than `restarts`.
+        schedule: options of `WarmupDecay`, applied to each phase.
 
     Raises:
-        ValueError: the restarts do not ascend, or there is not one rate for each phase.
+        ValueError: the restarts do not ascend, or there is not one rate per phase.
     """
 
     def __init__(
@@ -169,29 +169,29 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
 
 
 class MuonAdamW(Optimizer):
-    """Muon on groups of kind "matrices", AdamW on the others; groups come of `parameter_groups`.
+    """Muon on groups of kind "matrices", AdamW on the others; groups are from `parameter_groups`.
 
-    A matrix [n, m] is scaled by 0.2 sqrt(max(n, m)), which gives its update the size of AdamW's:
-    rates and weight decay are those of an AdamW run. torch.optim.Muon has the same numbers in
-    bfloat16. Here the iterations are so on a GPU alone: on a CPU a bit of rounding, as between one
-    device and two, would become one of bfloat16. Of sharded matrices each is put together for the
-    iterations on one device; those of one shape are dealt evenly. The momentum stays sharded.
+    The update of a matrix [n, m] is scaled by 0.2 sqrt(max(n, m)) to the size of AdamW's: rates and
+    weight decay are those of an AdamW run. torch.optim.Muon computes the same in bfloat16. Here
+    only GPUs iterate in bfloat16: on a CPU a difference in the last bit, as between one device and
+    two, would grow to the last bit of bfloat16. A sharded matrix is gathered on one device for the
+    iterations; matrices of one shape are dealt evenly. The momentum stays sharded.
 
     Args:
-        params: groups of `parameter_groups`, each with its kind.
-        lr: rate of the matrices.
-        adamw_factor: AdamW's rate as a multiple of it.
-        momentum: of Muon, 0 to below 1.
-        weight_decay: where a group does not say otherwise.
-        betas: of AdamW.
-        eps: of AdamW.
+        params: groups from `parameter_groups`, each with its kind.
+        lr: learning rate of matrices.
+        adamw_factor: AdamW's learning rate as a multiple of `lr`.
+        momentum: Muon's momentum, from 0 to below 1.
+        weight_decay: weight decay of groups that do not set their own.
+        betas: AdamW's betas.
+        eps: AdamW's epsilon.
 
     Attributes:
-        found_inf: [] float32, 1 where the next step must change nothing, which the host need not
-            know; `None` for never.
+        found_inf: [] float32 on the device, 1 if the next step must change nothing; `None` if
+            every step counts.
 
     Raises:
-        ValueError: a value outside its range, or parameters without their kind.
+        ValueError: a value is outside its range, or groups lack their kind.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the scaling: Liu et al.
     2025, "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2.
@@ -209,8 +209,8 @@ class MuonAdamW(Optimizer):
     ) -> None:
         defaults: dict[str, Any] = {"lr": lr, "adamw_factor": adamw_factor, "momentum": momentum}
         defaults |= {"weight_decay": weight_decay, "betas": tuple(betas), "eps": eps}
-        defaults["fused"] = True  # then torch keeps AdamW's step counts beside the parameters
-        # torch's classes check theirs; a wrong sign or decay would train, but not learn.
+        defaults["fused"] = True  # torch then keeps AdamW's step counts on the parameters' device
+        # Checked, as in torch's classes: with a wrong sign or decay a run trains without learning.
         least = min(lr, adamw_factor, weight_decay, eps, momentum, *betas)
         if least < 0 or max(momentum, *betas) >= 1:
             raise ValueError(
@@ -238,7 +238,7 @@ class MuonAdamW(Optimizer):
         return loss
 
     def _orthogonal_step(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
-        """Move matrices of one shape."""
+        """Update matrices of one shape."""
         applied = 1.0 if self.found_inf is None else 1 - self.found_inf
         moved: list[Tensor] = []
         for matrix in matrices:
@@ -264,7 +264,7 @@ class MuonAdamW(Optimizer):
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         states = [self.state[p] for p in parameters]
-        adamw(  # element by element: each rank on its own shards
+        adamw(  # an elementwise update: each rank updates its own shards
             local_parts(parameters),
             local_parts([p.grad for p in parameters]),
             local_parts([s["exp_avg"] for s in states]),
@@ -284,7 +284,7 @@ class MuonAdamW(Optimizer):
 
 
 def alike(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield parameters of one shape and sharding together, at most what fills their devices."""
+    """Yield lists of parameters of one shape and sharding, each just enough to fill the devices."""
     kinds: dict[Any, list[Tensor]] = {}
     for p in parameters:
         sharding = (p.device_mesh, p.placements) if isinstance(p, DTensor) else None
@@ -295,8 +295,8 @@ def alike(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def orthogonal_parts(parts: Iterable[Tensor], like: Tensor) -> Sequence[Tensor]:
-    """Return this rank's parts, which are used up, of matrices of the shape and sharding of a
-    parameter, each made orthogonal on one of the devices that share them; a collective then."""
+    """Make matrices with the shape and sharding of `like` orthogonal, given and returned as this
+    rank's parts (overwritten). Sharded ones are computed on one device each, by a collective."""
     mesh = like.device_mesh if isinstance(like, DTensor) else None
     device = like.device.type if mesh is None else mesh.device_type  # shards may be on the host
     own = [p.to(device, like.dtype if device == "cpu" else torch.bfloat16) for p in parts]
@@ -305,7 +305,7 @@ def orthogonal_parts(parts: Iterable[Tensor], like: Tensor) -> Sequence[Tensor]:
         stack = torch.stack([DTensor.from_local(p, mesh, like.placements, **size) for p in own])
         dealt = stack.redistribute(placements=[Shard(0)] * mesh.ndim)  # a rank may get none
         own = list(dealt.to_local())
-    if device == "cpu" or not own:  # there the bits of one depend on the others in a product
+    if device == "cpu" or not own:  # in a CPU's batched product bits depend on the other matrices
         done: Sequence[Tensor] = [orthogonal(matrix) for matrix in own]
     else:
         done = orthogonal(torch.stack(own)).unbind()
@@ -317,8 +317,8 @@ def orthogonal_parts(parts: Iterable[Tensor], like: Tensor) -> Sequence[Tensor]:
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Return nearly the closest orthogonal matrices [n, m] or [K, n, m] to those that are used up:
-    singular values between 0.5 and 1.5."""
+    """Return approximately the closest orthogonal matrices to [n, m] or [K, n, m], which are
+    overwritten: singular values between 0.5 and 1.5."""
     a, b, c = NEWTON_SCHULZ
     is_batch = matrix.ndim > 2
     is_tall = matrix.shape[-2] > matrix.shape[-1]
@@ -333,8 +333,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored state in the order of this optimizer's parameters: by position, a checkpoint
-    with other groups would give them each other's moments. Moments of another class stay behind."""
+    """Return a stored state in the order of this optimizer's parameters: matched by position, other
+    groups would get each other's moments. Moments of another optimizer class are dropped."""
     saved_groups, groups = state_dict["param_groups"], optimizer.param_groups
     if not all("param_names" in group for group in [*saved_groups, *groups]):
         return state_dict
@@ -359,7 +359,7 @@ def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[st
     new_groups, first = [], 0
     for group in groups:
         own = list(group["param_names"])
-        settings = _settings(group, saved[own[0]][0])  # they travel with its first parameter
+        settings = _settings(group, saved[own[0]][0])  # from its first parameter's group
         places = list(range(first, first := first + len(own)))
         new_groups.append({**settings, "param_names": own, "params": places})
     state = {index: values for index, values in enumerate(states) if values is not None}
@@ -367,8 +367,8 @@ def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[st
 
 
 def _settings(group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's settings of a group, in which what this run configures otherwise wins;
-    a schedule goes on where it was, at the new rate."""
+    """Return a group's settings in a checkpoint, replaced by those that this run configures
+    differently; a schedule continues at its position with the new rate."""
     now, then = group.get(CONFIGURED, {}), saved.get(CONFIGURED, {})
     changed = {k: v for k, v in now.items() if k not in then or then[k] != v}
     out = {**saved, **changed, CONFIGURED: now, "lr": saved["lr"]}
@@ -383,7 +383,7 @@ def _settings(group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def follow_rates(scheduler: Any) -> None:
-    """Let a schedule go on from the rates of its optimizer's groups, not from a checkpoint's."""
+    """Set a schedule's base rates to those of its optimizer's groups, not of a checkpoint."""
     for part in getattr(scheduler, "_schedulers", []):  # of SequentialLR and ChainedScheduler
         follow_rates(part)
     if hasattr(scheduler, "base_lrs"):
@@ -391,11 +391,11 @@ def follow_rates(scheduler: Any) -> None:
 
 
 def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | None) -> Any:
-    """Return what `configure_optimizers` hands to Lightning: a schedule in optimizer steps, made by
-    `scheduler`, or a constant rate where that is `None`.
+    """Return the value of `configure_optimizers`: an optimizer with a schedule in optimizer steps,
+    made by `scheduler`, or with a constant rate if that is `None`.
 
     Raises:
-        ValueError: a schedule that ends with a run that has no end, or follows no metric.
+        ValueError: the schedule needs a length and the run has none, or it names no metric.
     """
     optimizer.register_load_state_dict_pre_hook(reorder_by_name)
     for group in optimizer.param_groups:
@@ -426,10 +426,10 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
 
 
 class AveragedWeights(Callback):
-    """Validates, tests and exports with averaged weights, and trains on the others.
+    """Validates, tests and exports with averaged weights, while training uses the plain ones.
 
     After optimizer step t each average moves to its weight by 1 - min(decay, (1 + t) / (10 + t)).
-    Checkpoints hold both; all that does not go on with the training takes the average.
+    Checkpoints hold both; everything but a resumed training uses the averages.
 
     Args:
         decay: share of the average that a step keeps, in (0, 1).
@@ -448,7 +448,7 @@ class AveragedWeights(Callback):
         self._restored, self._averages = checkpoint.get(AVERAGED, {}), {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin with the weights as they are, or go on with the checkpoint's averages."""
+        """Start from the current weights, or from the checkpoint's averages."""
         restored = self.__dict__.pop("_restored", {}) if trainer.ckpt_path else {}
         self._seen_step = trainer.global_step
         trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
@@ -456,7 +456,7 @@ class AveragedWeights(Callback):
         self._averages = {n: kept[n] if n in kept else p.detach().clone() for n, p in trained}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Move the averages, once at the end of each optimizer step."""
+        """Move the averages once after each optimizer step."""
         step = trainer.global_step
         if step == self._seen_step:
             return
@@ -466,7 +466,7 @@ class AveragedWeights(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         if self._averages:
-            # Another callback may save at the end of the step, before this one has heard of it.
+            # Another callback may save after a step before this callback's own hook has run.
             self.on_train_batch_end(trainer, module)
             checkpoint[AVERAGED] = dict(self._averages)
 
@@ -477,7 +477,7 @@ class AveragedWeights(Callback):
 
     @torch.no_grad()
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" or trainer.ckpt_path is None:  # else it has that one's
+        if trainer.state.fn == "fit" or trainer.ckpt_path is None:  # else loaded
             for average, weight in zip(*self._pairs(pl_module), strict=True):
                 kept = weight.clone()
                 weight.copy_(average)
