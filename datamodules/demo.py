@@ -1,4 +1,4 @@
-"""Embedded demo data: made at first use, kept in a cache folder, the same bytes everywhere."""
+"""Demo data, made in the cache at first use, with the same bytes on every machine."""
 
 import ast
 import csv
@@ -18,10 +18,10 @@ from datamodules.core.store import cache_root, digest_of, file_digest, made_once
 from datamodules.files.splitting import PART_NAMES, Split, SplitOptions, split_by_stem
 from datamodules.occupations import grammar
 
-DEMO_VERSION = 2  # of the files of rules below; raised with every change of a file
-TEXT_VERSION = 2  # of those that depend on this Python, too
+DEMO_VERSION = 2  # raised when any demo file changes
+TEXT_VERSION = 2  # raised when a file made of Python's sources changes
 TOPICS = "pydoc_data/topics.py"
-# Modules written in Python with documentation worth reading; one that a version lacks is left out.
+# Well documented modules written in Python; those that a Python version lacks are left out.
 MODULES = """
 abc argparse ast base64 bdb bisect bz2 calendar cmd code codecs codeop collections/__init__ colorsys
 compileall configparser concurrent/futures/_base concurrent/futures/process
@@ -49,7 +49,7 @@ _MARKS = str.maketrans(
 
 
 class Documented(NamedTuple):
-    """One documented thing: its module, its name in it ("" for the module), kind and docstring."""
+    """A documented object: module, name in it ("" for the module), kind and docstring."""
 
     module: str
     name: str
@@ -59,17 +59,17 @@ class Documented(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The full name."""
+        """Full name."""
         return f"{self.module}.{self.name}" if self.name else self.module
 
     @property
     def summary(self) -> str:
-        """The first paragraph, on one line."""
+        """First paragraph of the docstring, on one line."""
         return " ".join(self.docstring.split("\n\n")[0].split())
 
     @property
     def body(self) -> str:
-        """What follows that."""
+        """The docstring after its first paragraph."""
         return self.docstring.partition("\n\n")[2].strip()
 
 
@@ -83,12 +83,12 @@ def topics() -> dict[str, str]:
 
 @cache
 def documented() -> tuple[Documented, ...]:
-    """Return what the modules document, in the order of the list and of the sources."""
+    """Return the documented objects of `MODULES`, in source order."""
     found, library = list[Documented](), _library()
     for name in MODULES.split():
         path = library / f"{name}.py"
         if path.is_file():
-            # decimal's Python source is _pydecimal, and so on
+            # The Python source of decimal is _pydecimal, and so on.
             module = name.removesuffix("/__init__").replace("/", ".").replace("_py", "")
             found += _documented(module, "", ast.parse(path.read_bytes()))
     return tuple(found)
@@ -122,7 +122,7 @@ def _documented(
 
 
 T = TypeVar("T")
-FilesToMake = Callable[[], Iterable[tuple[str, str]]]  # gives their names and contents
+FilesToMake = Callable[[], Iterable[tuple[str, str]]]  # returns names and contents
 
 NAMES = {
     "she": ["mira", "anna", "lena", "rosa", "ivy", "nora", "zoe", "ella"],
@@ -182,12 +182,12 @@ ENDINGS = (
     "after the {weather} they went home to the {place} .",
 )
 
-# How many stories each file holds; those of the last one hold a pair that no other has.
+# Stories per file; those of the last have pairs of values that occur in no other file.
 PARTS = {"train": 30_000, "validation": 1_000, "test": 1_000, "combinations": 1_000}
 COMBINED = "combinations"
 SEED = 1812
-# Of two attributes, the pairs of values that only the combinations have: an eighth of all pairs,
-# each value in at most one of them, so that every value is trained.
+# Pairs of values of two attributes that occur only in `combinations`: an eighth of all pairs, each
+# value in at most one, so that training contains every value.
 HELD_OUT_PAIRS = {
     (first, second): frozenset(
         (value, VALUES[second][(factor * i + place) % 8]) for i, value in enumerate(VALUES[first])
@@ -197,8 +197,8 @@ HELD_OUT_PAIRS = {
 
 
 def stories() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the part, and the text and the attributes of each story, always the same; every value
-    of an attribute is a word of the text, and no text comes twice."""
+    """Yield part, and text and attributes, of each story, always the same ones. Every attribute's
+    value is a word of the text, and texts are distinct."""
     known: set[str] = set()
     for part, number in PARTS.items():
         rng, made = random.Random(f"{SEED} {part}"), 0
@@ -217,7 +217,7 @@ def stories() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _attributes(rng: random.Random, is_combined: bool) -> dict[str, str]:
-    """Return attributes without a held-out pair; combined ones with one, or one of each kind."""
+    """Return attributes without held-out pairs, or, if combined, with one or one of each kind."""
     attributes: dict[str, str] = {}
     while not attributes or any(
         (attributes[a], attributes[b]) in pairs for (a, b), pairs in HELD_OUT_PAIRS.items()
@@ -232,15 +232,15 @@ def _attributes(rng: random.Random, is_combined: bool) -> dict[str, str]:
 
 
 def _one(values: Sequence[T], rng: random.Random) -> T:
-    return values[int(rng.random() * len(values))]  # `choice` may change with Python
+    return values[int(rng.random() * len(values))]  # `choice` may change between Python versions
 
 
-# --- job titles: the grammar of job descriptions gives them, rules of the time spell them ---
+# --- job titles: made by the grammar of job descriptions, spelled by rules of the time ---
 
 TITLES_SEED, NUM_TITLES = 1845, 20_000
 SHARE_RELATION, SHARE_RANK = 0.35, 0.6
 SHARE_OLD, SHARE_SHORT, SHARE_SLIP, SHARE_CAPITAL = 0.35, 0.5, 0.15, 0.3
-# A word or the end of a compound, and how a clerk shortens it.
+# Words or ends of compounds, and their abbreviations by clerks.
 _SHORT_FORMS = """
 en: apprentice appr., journeyman journ., master mstr., widow wid., foreman form., servant serv.,
 daughter dau., merchant merch., maker mkr., weaver weavr., carpenter carp., fisherman fishn.;
@@ -258,8 +258,8 @@ SHORT_FORMS = {
 
 
 def titles(count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Yield so many different spellings with their normal forms."""
-    draw = random.Random(seed).random  # the one stream that Python promises never to change
+    """Yield `count` distinct spellings with their normal forms."""
+    draw = random.Random(seed).random  # the only stream that Python keeps stable
     known, trades = set[str](), grammar.heads()
     while len(known) < count:
         language = grammar.LANGUAGES[int(draw() * len(grammar.LANGUAGES))]
@@ -284,7 +284,7 @@ def _normal_form(trade: grammar.TitleHead, language: str, draw: Callable[[], flo
 
 
 def _spelled(text: str, language: str, draw: Callable[[], float]) -> str:
-    """Return a title with the short forms, old spellings and slips of a clerk."""
+    """Return a title with abbreviations, old spellings and slips of a clerk."""
     for forms, share in ((SHORT_FORMS, SHARE_SHORT), (grammar.OLD_SPELLINGS, SHARE_OLD)):
         for form, other in forms[language]:
             if form in text and draw() < share:
@@ -294,13 +294,13 @@ def _spelled(text: str, language: str, draw: Callable[[], float]) -> str:
     return text.capitalize() if draw() < SHARE_CAPITAL else text
 
 
-# --- the files, each made once ---
+# --- demo files, each made once ---
 
 NUM_OCCUPATIONS, OCCUPATION_SEED = 20_000, 1911
 OCCUPATION_SPLIT = SplitOptions(validation_share=0.08, test_share=0.1, seed=0)
 SHORTEST_TEXT, SHORTEST_SUMMARY, LONGEST_SUMMARY = 80, 20, 400
 SHORTEST_PAGE, LONGEST_TITLE = 40, 100
-# Of the collection: its documents and queries, and how they are divided.
+# Limits, grades and split of the collection.
 FEWEST_WORDS, LONGEST_SOURCE, FEWEST_QUERY_WORDS = 8, 300, 3
 GRADE_ITSELF, GRADE_RELATED = 2, 1
 QUERY_SPLIT = Split(validation_share=0.15, test_share=0.15, seed=0)
@@ -308,8 +308,8 @@ NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
 def made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
-    """Return the folder of these files; those made of Python's sources are other ones with another
-    version of it."""
+    """Return the folder of these files, made at first use; files made of Python's sources get a
+    folder per Python version."""
     facts = []
     if of_python:
         paths = map(_library().joinpath, (TOPICS, *(f"{m}.py" for m in MODULES.split())))
@@ -326,7 +326,7 @@ def made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
 
 
 def _file_of_python(rows: Callable[[], Iterable[dict[str, Any]]]) -> Callable[[], Path]:
-    """Make a function `demo_NAME` that makes rows return their file NAME.jsonl for this Python."""
+    """Turn a function `demo_NAME` that returns rows into one that returns their file NAME.jsonl."""
     name = rows.__name__.removeprefix("demo_")
 
     @wraps(rows)
@@ -342,7 +342,7 @@ def _jsonl(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def csv_text(rows: Iterable[Sequence[str]]) -> str:
-    """Return the content of a csv file of these rows."""
+    """Return the content of a csv file with these rows."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -350,9 +350,9 @@ def csv_text(rows: Iterable[Sequence[str]]) -> str:
 
 def demo_occupations() -> Path:
     """A csv of 20,000 rows: text, language, code_1, code_2 (mostly empty), split; beside it
-    `codes.csv` (code, description) of every code that the grammar knows.
+    `codes.csv` (code, description) with all codes of the grammar.
 
-    The split is by string: no variant of a test string stands in the training part.
+    The split is by text: no variant of a test text is in the training part.
     """
 
     def files() -> Iterator[tuple[str, str]]:
@@ -371,8 +371,8 @@ def demo_occupations() -> Path:
 
 
 def demo_titles() -> Path:
-    """A csv of source and target: job titles as old records spell and abbreviate them, in four
-    languages, and their normal form."""
+    """A csv of source and target: job titles in four languages, with the spellings and
+    abbreviations of old records, and their normal forms."""
 
     def files() -> Iterator[tuple[str, str]]:
         yield "titles.csv", csv_text([("source", "target"), *titles(NUM_TITLES, TITLES_SEED)])
@@ -383,8 +383,8 @@ def demo_titles() -> Path:
 def demo_stories() -> Path:
     """A folder of jsonl files of {"text", "attributes"}: train, validation, test, combinations.
 
-    The stories of combinations.jsonl hold pairs of attributes that no other file has, such as a
-    job and a pet, see `HELD_OUT_PAIRS`. No text stands in two files.
+    The stories of combinations.jsonl have pairs of attributes, such as a job and a pet, that occur
+    in no other file, see `HELD_OUT_PAIRS`. No text is in two files.
     """
 
     def files() -> Iterator[tuple[str, str]]:
@@ -404,7 +404,7 @@ def demo_text() -> Iterable[dict[str, Any]]:
         if text.isascii():
             rows.setdefault(text, {"text": text.strip() + "\n", "source": f"topic {name}"})
     for thing in documented():
-        # A rare letter would be unknown to a tokenizer of the other documents' characters.
+        # ASCII only: a character tokenizer might not know a rare letter of a held-out document.
         if len(thing.docstring) >= SHORTEST_TEXT and thing.docstring.isascii():
             heading = f"{thing.module}: {thing.signature}" if thing.name else thing.module
             text = f"{heading}\n\n{thing.docstring}\n"
@@ -413,7 +413,7 @@ def demo_text() -> Iterable[dict[str, Any]]:
 
 
 def _answers() -> Iterator[tuple[str, str]]:
-    """Yield what is asked of a name, and its first paragraph."""
+    """Yield a question about each documented object, and its first paragraph as the answer."""
     questions = {
         "module": "What is the module {0.module} for?",
         "class": "What is the class {0.name} of the module {0.module}?",
@@ -430,13 +430,13 @@ def _answers() -> Iterator[tuple[str, str]]:
 
 @_file_of_python
 def demo_instructions() -> Iterator[dict[str, Any]]:
-    """A jsonl of {"prompt", "completion"}: what is asked of a name, and its first paragraph."""
+    """A jsonl of {"prompt", "completion"}: the questions and answers of `_answers`."""
     return ({"prompt": question, "completion": answer} for question, answer in _answers())
 
 
 @_file_of_python
 def demo_preferences() -> Iterator[dict[str, Any]]:
-    """A jsonl of {"prompt", "chosen", "rejected"}: that paragraph, and its words backwards."""
+    """A jsonl of {"prompt", "chosen", "rejected"}; rejected has the words in reverse order."""
     for question, answer in _answers():
         rejected = " ".join(reversed(answer.split()))
         yield {"prompt": question, "chosen": answer, "rejected": rejected}
@@ -444,12 +444,12 @@ def demo_preferences() -> Iterator[dict[str, Any]]:
 
 @_file_of_python
 def demo_pages() -> Iterable[dict[str, Any]]:
-    """A jsonl of {"text", "title", "query", "url"}: the docstrings as pages, their first paragraph
-    as the title, and the words of the signature as the query."""
+    """A jsonl of {"text", "title", "query", "url"}: docstrings as pages, with the first paragraph
+    as the title and the words of the signature as the query."""
     marked = re.compile(r"^(\s|>>>|[-*+=|])", re.MULTILINE)  # examples, lists and tables
     pages: dict[str, dict[str, Any]] = {}  # each text once
     for thing in documented():
-        paragraphs = thing.body.split("\n\n")  # one line each, but for what is marked
+        paragraphs = thing.body.split("\n\n")  # unwrapped, except marked ones
         text = "\n".join(p if marked.search(p) else " ".join(p.split()) for p in paragraphs)
         has_length = len(thing.summary) <= LONGEST_TITLE and len(text) >= SHORTEST_PAGE
         if has_length and text.isascii():
@@ -464,8 +464,8 @@ def demo_pages() -> Iterable[dict[str, Any]]:
 
 @_file_of_python
 def demo_scored_texts() -> Iterator[dict[str, Any]]:
-    """A jsonl of docstrings with facts that do not stand in them: id, text, module, kind,
-    num_parameters and has_default, the last two of functions alone."""
+    """A jsonl of docstrings with facts that they do not state: id, text, module, kind and, for
+    functions only, num_parameters and has_default."""
     for thing in documented():
         counts = parameters(thing.signature) if thing.kind == "function" else (None, None)
         facts = {"id": thing.source, "text": thing.docstring, "module": thing.module}
@@ -488,9 +488,9 @@ def parameters(signature: str) -> tuple[int, bool]:
 def demo_collection() -> Path:
     """A folder of pages and of queries about them, in the layout of BEIR.
 
-    A page is a docstring: its first paragraph is the title, the rest the text. A query is the
-    words of a function's signature, which are not its title; its page has grade 2. Grade 1 have
-    the page of its class or module, and those of its class whose name shares a word with it.
+    A page is a docstring, with the first paragraph as the title and the rest as the text. A query
+    is the words of a function's signature. The function's page has grade 2; the page of its class
+    or module, and methods of its class that share a word in their names, have grade 1.
     """
 
     def files() -> Iterator[tuple[str, str]]:
@@ -518,7 +518,7 @@ def demo_collection() -> Path:
 
 
 def _asked(pages: dict[str, Documented]) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
-    """Return query -> the page of its function, and that page -> page -> grade."""
+    """Return query -> page of its function, and for each such page its relevant pages' grades."""
 
     def words_of(name: str) -> list[str]:
         return [word.lower() for word in NAME_WORD.findall(name) if len(word) > 1]

@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 80
-LABEL = 11  # columns of the word that a line begins with
+LABEL = 11  # width of the label at the beginning of a line
 NUM_BAD_SHOWN, NUM_LABELS_SHOWN = 20, 12
 
 
 @dataclass
 class AuditPart:
-    """One part of the data."""
+    """Figures of one part of the data."""
 
     name: str  # train, validation, test or predict
-    lengths: np.ndarray | Sequence[int]  # [N] of its examples, in the unit of the audit
+    lengths: np.ndarray | Sequence[int]  # [N] lengths of the examples, in the audit's unit
     keys: np.ndarray | Sequence[int]  # [N] integers, equal for equal examples
-    # What else is counted, by its name in the table.
+    # Further columns of the table, by name.
     columns: dict[str, int | str] = field(default_factory=dict)
-    # [N] as `keys`, of what is known where an example is to be predicted; `None`: these.
+    # [N] keys of the examples' inputs, without answers, to compare with `predict`; `None`: `keys`.
     questions: np.ndarray | None = None
 
     @property
     def num_duplicates(self) -> int:
-        """Examples that repeat an earlier one."""
+        """Number of examples that repeat an earlier one."""
         return len(self.keys) - len(np.unique(self.keys))
 
 
@@ -41,26 +41,26 @@ class AuditPart:
 class Audit:
     """Findings over all files of a datamodule, which its `audit()` returns."""
 
-    noun: str  # what a part consists of, such as rows
+    noun: str  # plural of an example, such as rows
     unit: str  # of the lengths, such as tokens
-    parts: list[AuditPart] = field(default_factory=list)  # those that hold something
-    limit: int | None = None  # longest example that is used whole
-    # Sound rows of each file, where files consist of rows.
+    parts: list[AuditPart] = field(default_factory=list)  # the parts with examples
+    limit: int | None = None  # longest example that is used uncut
+    # Number of valid rows in each file, if files have rows.
     files: dict[str, int] = field(default_factory=dict)
-    # How often each label is there, by the name of the column.
+    # Counts of the labels, by name of the column.
     labels: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    # Label and sentence of what else is known.
+    # Further findings: label and sentence.
     notes: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # one sentence each
     bad_rows: list[BadRow] = field(default_factory=list)  # every row that breaks a rule, in order
 
     @property
     def is_sound(self) -> bool:
-        """Whether a run can use everything."""
+        """Whether a run can use all rows."""
         return not self.bad_rows
 
     def leaks(self) -> Iterator[tuple[str, str, int]]:
-        """Yield two parts, and how many different examples of the second are in the first."""
+        """Yield two parts, and how many distinct examples of the second are also in the first."""
         for first, second in combinations(self.parts, 2):
             keys = first.keys
             if second.name == "predict" and first.questions is not None:
@@ -69,8 +69,8 @@ class Audit:
             yield first.name, second.name, len(both)
 
     def show(self, console: "Console") -> None:
-        """Print the findings, `WIDTH` columns wide: of bad rows how many break each rule, and the
-        first of each."""
+        """Print the findings, `WIDTH` columns wide; bad rows as counts by kind, with the first row
+        of each rule."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
@@ -116,7 +116,7 @@ class Audit:
         kinds = Counter(row.kind for row in self.bad_rows)
         counted = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
         _say(console, "errors", f"{len(self.bad_rows):,} bad rows ({counted})", "red")
-        # Broken between words alone: a path with a line break in it cannot be copied.
+        # Breaks only between words, so that paths can be copied.
         paragraph = textwrap.TextWrapper(
             WIDTH, "  ", "  ", break_long_words=False, break_on_hyphens=False
         )
@@ -129,7 +129,7 @@ class Audit:
 
 
 def _say(console: "Console", label: str, text: str, style: str = "") -> None:
-    """Print one finding: its label, and its text in a column of its own."""
+    """Print one finding: label and text in two columns."""
     from rich.text import Text
 
     first = f"{label:<{LABEL - 1}} "

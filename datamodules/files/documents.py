@@ -1,4 +1,4 @@
-"""Documents in: texts of txt, jsonl, json, parquet files with their places, and of HTML pages."""
+"""Readers of documents: txt, jsonl, json and parquet files, and HTML pages."""
 
 import io
 import re
@@ -34,10 +34,10 @@ class Document(NamedTuple):
 def text_files(
     files: str | Sequence[str] | None, option: str, suffixes: Sequence[str] = SUFFIXES
 ) -> list[Path]:
-    """Return the files that these paths, patterns and folders name; folders with all theirs.
-    A list in json may be named by itself; such files in folders are mostly notes on the others.
+    """Return the files named by paths, patterns and folders (all their files). A .json list is read
+    only if it is named itself, as in folders such files mostly describe the others.
 
-    Arguments and errors as of `expand_files` and `files_in`.
+    Arguments and errors as in `expand_files` and `files_in`.
     """
     found: list[str] = []
     for entry in [files] if isinstance(files, str | Path) else list(files or []):
@@ -47,10 +47,10 @@ def text_files(
 
 
 def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
-    """Return the files in a folder and below it with these suffixes, sorted, without hidden ones.
+    """Return the files in a folder and below with these suffixes, sorted, without hidden files.
 
     Raises:
-        FileNotFoundError: there is none, or a link leads nowhere: its text would be missing.
+        FileNotFoundError: there are none, or a symbolic link is broken.
     """
     found = []
     for path in sorted(folder.rglob("*")):
@@ -72,11 +72,11 @@ def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
 
 
 def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
-    """Yield the documents of a file, one at a time in memory: a txt file is one, and so is each row
-    of json, jsonl, parquet, csv and tsv, whose texts stand in `text_column`.
+    """Yield the documents of a file lazily: a txt file is one document, and so is `text_column` of
+    each row of a json, jsonl, parquet, csv or tsv file.
 
     Raises:
-        ValueError: a row has no such column or no text in it, or the text is not UTF-8.
+        ValueError: a row lacks the column or holds another type in it, or the text is not UTF-8.
     """
     if kind_of(path) in SEPARATORS:
         for line, cells in Table(path).rows([text_column]):
@@ -96,10 +96,10 @@ def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:
                     "and a document must be a text; write it as one, or name another column with "
                     "data.text_column."
                 )
-            yield Document(row.place, text or "")  # a missing one is counted with the empty ones
+            yield Document(row.place, text or "")  # null counts as empty
     else:
         try:
-            # Which reads every line break as \n.
+            # TextIOWrapper turns every line break into \n.
             with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig") as whole:
                 yield Document(f"{path}:1", whole.read())
         except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ BOMS = ((BOM_UTF8, "utf-8"), (BOM_UTF16_LE, "utf-16"), (BOM_UTF16_BE, "utf-16"))
 DECLARED = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:.\-]+)", re.IGNORECASE)
 DECLARED_BY_XML = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([a-zA-Z0-9_:.\-]+)")
 DECLARED_WITHIN = 1024  # bytes that a browser searches
-READ_AS = {  # by browsers: the larger encoding, and UTF-8 of what names UTF-16 in single bytes
+READ_AS = {  # as in browsers: the superset; UTF-8 for a UTF-16 declared in single bytes
     **{"ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030", "gbk": "gb18030"},
     **{"utf-16": "utf-8", "utf-16-le": "utf-8", "utf-16-be": "utf-8", "big5": "big5hkscs"},
     **{"euc_kr": "cp949", "shift_jis": "cp932", "iso8859-9": "cp1254", "tis-620": "cp874"},
@@ -131,23 +131,23 @@ HIDING = ("display:none", "visibility:hidden")
 
 
 def page_bytes(path: Path) -> bytes:
-    """Return the content of a page, unpacked where gzip or zstandard packed it; a FileNotFoundError
-    says where there is none."""
+    """Return the content of a page, decompressed if it is gzip or zstandard; FileNotFoundError if
+    there is no such file."""
     expand_files(str(path), "the page", [kind_of(path)])
     with opened(path) as file:
         return file.read()
 
 
 def parsed(html: str) -> "LexborHTMLParser":
-    """Return the tree that a browser would make of a page; nothing is refused."""
+    """Return the tree that a browser would make of a page; any text is accepted."""
     from selectolax.lexbor import LexborHTMLParser
 
     return LexborHTMLParser(html)
 
 
 class HtmlEncoding(NamedTuple):
-    """How a page is written: what it declares, its name in Python (`None` where it is not
-    known), the name of a byte order mark, and the name that it is read in."""
+    """Encodings of a page: as declared, Python's name of that (`None` if unknown), that of a byte
+    order mark, and the one used to read it."""
 
     declared: str | None
     declared_name: str | None
@@ -158,8 +158,8 @@ class HtmlEncoding(NamedTuple):
 def html_encoding(content: bytes) -> HtmlEncoding:
     """Return the encoding of a page's bytes.
 
-    As in browsers a byte order mark wins over `<meta charset>`, and this over a declaration of XML;
-    without any it is UTF-8 where the bytes are, else windows-1252.
+    As in browsers, a byte order mark wins over `<meta charset>`, and that over an XML declaration.
+    Without any of them it is UTF-8 if the bytes are valid, else windows-1252.
     """
     head = content[:DECLARED_WITHIN]
     match = DECLARED.search(head) or DECLARED_BY_XML.match(head)
@@ -176,18 +176,18 @@ def html_encoding(content: bytes) -> HtmlEncoding:
 
 
 def decoded_html(content: bytes) -> str:
-    """Return a page or another text of its bytes; what its encoding does not know is replaced."""
+    """Return the text of a page's bytes; bytes invalid in its encoding are replaced."""
     return content.decode(html_encoding(content).read, "replace").removeprefix("\ufeff")
 
 
 def visible_lines(root: "LexborNode | None") -> list[str]:
-    """Return what a body or a part shows, one line per block, spaces collapsed; no empty line.
+    """Return the visible text of an element, one non-empty line per block, spaces collapsed.
 
-    Scripts, styles, drawings, form fields and elements that are hidden by an attribute of their
-    own are left out; a style sheet is not read.
+    Scripts, styles, drawings, form fields and elements hidden by an attribute of their own are left
+    out; style sheets are not read.
     """
     lines, pieces = [], []
-    stack = [] if root is None else [(root, False)]  # a page may nest without end
+    stack = [] if root is None else [(root, False)]  # no recursion: a page may nest deeply
     while stack:
         node, is_closing = stack.pop()
         if node.tag == "-text":
@@ -207,6 +207,6 @@ def visible_lines(root: "LexborNode | None") -> list[str]:
 
 
 def line_of(node: "LexborNode | None") -> str:
-    """Return the text of an element on one line, of a hidden one too; "" of `None`."""
+    """Return the text of an element, even a hidden one, on one line; "" for `None`."""
     shown = " ".join(visible_lines(node)) or (node.text() if node else "")
     return " ".join(shown.split())

@@ -1,4 +1,4 @@
-"""Rows of nested values (jsonl, json, parquet) with their places, and rows that break a rule."""
+"""Rows of jsonl, json and parquet files with their places, and records of bad rows."""
 
 import csv
 import io
@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-NUM_NAMED = 5  # faults in an error
-ENOUGH = 10_000  # rows: a wrong column makes all of them bad
-MOST_SHOWN = 60  # characters of a value
+NUM_NAMED = 5  # faults that an error names
+ENOUGH = 10_000  # bad rows that end the reading: a wrong column makes all rows bad
+MOST_SHOWN = 60  # characters of a value in a message
 REJECTED_FILE = "rejected.csv"
-MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none")  # cells without a value, in lower case
+MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none")  # missing cells, lower case
 OnBadRows = Literal["error", "reject"]
 T = TypeVar("T")
 V = TypeVar("V")
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 PARQUET_SUFFIXES = (".parquet", ".pq")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 JSON_OUTPUT = (*JSON_SUFFIXES, *(f"{suffix}.gz" for suffix in JSON_SUFFIXES))
-LIST_SUFFIX = ".json"  # one list of all rows, as ShareGPT and Alpaca came
+LIST_SUFFIX = ".json"  # one list of all rows, as published for ShareGPT and Alpaca
 SUFFIXES = (*JSON_SUFFIXES, LIST_SUFFIX, *PARQUET_SUFFIXES)
 PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # first bytes -> Arrow's name
 ROWS_PER_BATCH = 1024
@@ -34,7 +34,7 @@ BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark and spaces
 
 
 class BadRow(NamedTuple):
-    """One row that breaks a rule: its place, the value, the rule with the way out."""
+    """A row that breaks a rule: its place, the value, and the rule with the way out."""
 
     file: str
     line: int
@@ -43,15 +43,15 @@ class BadRow(NamedTuple):
     kind: str = "columns"
 
     def __str__(self) -> str:
-        """File, line, value and rule; a long value loses its end."""
+        """File, line, value (shortened) and rule."""
         value = self.value if len(self.value) <= MOST_SHOWN else self.value[:MOST_SHOWN] + "…"
         is_in_rule = self.value and f'"{self.value}"' in self.rule
         return f"{self.file}:{self.line}: " + ("" if is_in_rule else f'"{value}": ') + self.rule
 
 
 def first_of_each(rows: Sequence[BadRow], most: int) -> list[str]:
-    """Returns the first row of each file and rule with the number of those like it, up to `most`
-    of them, and how many others there are."""
+    """Return a line for each file and rule, up to `most`: its first row and how many more there
+    are; then a line that counts the remaining faults."""
     times = Counter((row.file, row.rule) for row in rows)
     first = {(row.file, row.rule): row for row in reversed(rows)}
     lines = [
@@ -64,7 +64,7 @@ def first_of_each(rows: Sequence[BadRow], most: int) -> list[str]:
 
 
 def refuse(rows: Sequence[BadRow], mode: OnBadRows = "error") -> None:
-    """Raises a ValueError with the first of these rows, if there are some and they are an error."""
+    """Raise a ValueError that names the first of these rows, if any, in mode `error`."""
     if mode not in ("error", "reject"):
         raise ValueError(f'on_bad_rows must be "error" or "reject", got "{mode}".')
     if rows and mode == "error":
@@ -78,10 +78,10 @@ def refuse(rows: Sequence[BadRow], mode: OnBadRows = "error") -> None:
 
 
 class BadRows:
-    """Takes the bad rows of tables.
+    """Collector of bad rows.
 
     Args:
-        mode: `error` raises in `settle`, `reject` keeps them, and writes them down there.
+        mode: in `settle`, `error` raises and `reject` writes the rows to a file.
     """
 
     def __init__(self, mode: OnBadRows) -> None:
@@ -89,21 +89,21 @@ class BadRows:
         self.rows: list[BadRow] = []
 
     def add(self, row: BadRow) -> None:
-        """Takes one row; where they are an error, enough of them end the reading."""
+        """Add one row; in mode `error`, raise at once after `ENOUGH` rows."""
         self.rows.append(row)
         if self.mode == "error" and len(self.rows) == ENOUGH:
             refuse(self.rows)
 
     def add_fault(self, file: Path, line: int, fault: "RowFault") -> None:
-        """Takes the row of a file that has this fault."""
+        """Add a file's row with this fault."""
         kind, value, rule = fault.args
         self.add(BadRow(str(file), line, value, rule, kind))
 
     def settle(self, folder: Path) -> None:
-        """Raises, or writes `rejected.csv` into the folder where there is something to write.
+        """Raise, or write the rows, if any, to `rejected.csv` in the folder.
 
         Raises:
-            ValueError: there are bad rows and the mode is `error`; the first are named.
+            ValueError: there are bad rows in mode `error`; it names the first ones.
         """
         refuse(self.rows, self.mode)
         if self.rows:
@@ -113,7 +113,7 @@ class BadRows:
 
 
 def read_rejected(folder: Path) -> list[BadRow]:
-    """Returns the rows that `settle` wrote into a folder."""
+    """Return the rows that `settle` wrote to a folder."""
     path = folder / REJECTED_FILE
     if not path.exists():
         return []
@@ -125,24 +125,24 @@ def read_rejected(folder: Path) -> list[BadRow]:
 
 
 def accepted(folder: Path, mode: OnBadRows) -> Path:
-    """Returns a folder of the cache, which both modes share; a ValueError names the first of the
-    rows that `settle` wrote into it, where they are an error."""
+    """Return a cache folder, which both modes share; in mode `error` raise ValueError if `settle`
+    has written rejected rows there."""
     refuse(() if mode == "reject" else read_rejected(folder), mode)
     return folder
 
 
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> None:
-    """Adds the rejected rows of a cache to those of the run folder, and says how many there are."""
+    """Add a cache folder's rejected rows to those of the run folder, and log their number."""
     if rows := read_rejected(cache_folder):
         run_folder.mkdir(parents=True, exist_ok=True)
         both, target = BadRows("reject"), run_folder / REJECTED_FILE
-        both.rows = [*dict.fromkeys([*read_rejected(run_folder), *rows])]  # of a fit, a prediction
+        both.rows = [*dict.fromkeys([*read_rejected(run_folder), *rows])]  # of fit and predict
         both.settle(run_folder)
         log.warning("%d rows were rejected; they are listed with reasons in %s", len(rows), target)
 
 
 class JsonRow(NamedTuple):
-    """One row: the file, its line (jsonl) or row (json, parquet) from 1, its values by name."""
+    """A row: file, line (jsonl) or row number (json, parquet) from 1, values by name."""
 
     file: Path
     line: int
@@ -155,14 +155,14 @@ class JsonRow(NamedTuple):
 
 
 def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]:
-    """Yield the rows of one file; blank lines of jsonl are passed over.
+    """Yield the rows of one file, skipping blank lines of jsonl.
 
     Args:
         path: jsonl, parquet, or json with a list of all rows.
-        columns: enough of a parquet file, if it has them; () is all.
+        columns: the columns to read of a parquet file that has all of them; () reads all.
 
     Raises:
-        ValueError: a line is no JSON object or not UTF-8, or the parquet file is damaged.
+        ValueError: a line is not a JSON object or not UTF-8, or the parquet file is damaged.
     """
     if kind_of(path) in PARQUET_SUFFIXES:
         with open_parquet(path) as table:
@@ -195,15 +195,15 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
 
 
 def kind_of(path: Path) -> str:
-    """Return the suffix in lower case, without that of a packing: .csv of mine.csv.gz."""
+    """Return the suffix in lower case without a compression suffix: .csv of mine.csv.gz."""
     name = Path(path.name.lower())
     return Path(name.stem if name.suffix in (".gz", ".zst") else name).suffix
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """Give the bytes of a file, of gzip or zstandard those it packed; ValueError where it is
-    damaged or ends too soon."""
+    """Yield a binary reader of a file, decompressed if it is gzip or zstandard; ValueError if the
+    file is damaged or ends too soon."""
     try:
         with path.open("rb") as file:
             first = file.peek()
@@ -211,17 +211,17 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
             packed: Any = None if packing is None else pa.CompressedInputStream(file, packing)
             yield file if packed is None else io.BufferedReader(packed)
     except OSError as error:
-        if error.errno is not None:  # of the storage
+        if error.errno is not None:  # an error of the storage
             raise
         raise ValueError(f"{path} is damaged ({error}); write or copy it again.") from error
 
 
 class RowFault(Exception):
-    """kind, value and rule of a bad row."""
+    """Fault of a row, with arguments kind, value and rule."""
 
 
 def placed(place: str, make: Callable[[V], T], value: V) -> T:
-    """Return what `make` makes of a value; what it refuses is a ValueError with the place."""
+    """Return `make(value)`; its RowFault or ValueError becomes a ValueError with the place."""
     try:
         return make(value)
     except (RowFault, ValueError) as error:
@@ -229,8 +229,8 @@ def placed(place: str, make: Callable[[V], T], value: V) -> T:
 
 
 def sound_rows(path: Path, make: Callable[[JsonRow], T], bad_rows: BadRows) -> Iterator[T]:
-    """Yield what `make` returns for the rows of `read_json_rows`; those for which it raises
-    `RowFault` go to `bad_rows`."""
+    """Yield `make(row)` for the rows of `read_json_rows`; rows for which it raises RowFault go to
+    `bad_rows`."""
     for row in read_json_rows(path):
         try:
             yield make(row)
@@ -239,7 +239,7 @@ def sound_rows(path: Path, make: Callable[[JsonRow], T], bad_rows: BadRows) -> I
 
 
 def check_characters(text: str) -> None:
-    r"""Raise RowFault for a text with a lone surrogate, such as \ud83d, which JSON can name."""
+    r"""Raise RowFault for a text with a lone surrogate, such as \ud83d, which JSON can hold."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -253,7 +253,7 @@ def check_characters(text: str) -> None:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file; ValueError where it is damaged."""
+    """Open a parquet file; ValueError if it is damaged."""
     try:
         with pq.ParquetFile(path) as file:
             yield file

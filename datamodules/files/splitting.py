@@ -1,4 +1,4 @@
-"""Split of rows into training, validation and test: no variant of a string on two sides."""
+"""Splits into training, validation and test parts that keep variants of a text together."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ import numpy as np
 from datamodules.core.plan import check_range, hash_ids
 from datamodules.files.rows import RowFault
 
-# By language; English ones also as registers shorten them.
+# Words by language, for English with the abbreviations of registers.
 _STATUS_WORDS = """
 en deceased retired reserve late former dead formerly pensioned dec decd dcsd deceasd retd retrd;
 da afdød pensioneret fhv død forhenværende reserve afskediget;
@@ -52,11 +52,11 @@ _PUNCTUATION = {
 
 @dataclass(frozen=True)
 class Split:
-    """How training data are divided where there are none for validation or the test.
+    """How training data are divided if validation or test has no data of its own.
 
     Args:
-        validation_share: of what is drawn, such as queries, for validation, 0 to 0.9.
-        test_share: for the test; both together at most 0.9.
+        validation_share: share of the training queries (or other units) for validation, 0 to 0.9.
+        test_share: share for the test; both together at most 0.9.
         seed: another seed draws another split.
     """
 
@@ -74,7 +74,7 @@ class Split:
             )
 
     def without(self, parts: Iterable[int]) -> Self:
-        """Return the split that draws nothing for these parts, which have data of their own."""
+        """Return the split without shares for these parts, which have data of their own."""
         held = set(parts)
         return replace(
             self,
@@ -83,15 +83,15 @@ class Split:
         )
 
     def beside(self, files: Mapping[int, Sequence[Path]]) -> Self | None:
-        """Return how the training files are divided beside the files of other parts; `None` where
-        validation has files. Test files leave no share for the test."""
+        """Return the split of the training files, given the files of all parts; `None` if
+        validation has files or both shares are 0. Test files set the test share to 0."""
         if files.get(VALIDATION):
             return None
         split = self.without(part for part in files if files[part])
         return split if split.validation_share or split.test_share else None
 
     def by_lot(self, keys: Iterable[str]) -> np.ndarray:
-        """Return the part [N] of each string, which depends on the seed and the string alone."""
+        """Return the part [N] of each string, which depends only on seed and string."""
         lots = keyed_hashes(keys, self.seed) / 2.0**64
         held = np.where(lots < self.test_share + self.validation_share, VALIDATION, TRAIN)
         return np.where(lots < self.test_share, TEST, held)
@@ -99,10 +99,10 @@ class Split:
 
 @dataclass(frozen=True)
 class SplitOptions(Split):
-    """How rows without a split of their own are divided.
+    """How training rows are divided into parts; variants of a text stay together.
 
     Args:
-        validation_share: share of the distinct strings for validation, 0 to 0.9.
+        validation_share: share of the distinct texts for validation, 0 to 0.9.
         test_share: share for the test; both together at most 0.9.
         seed: another seed draws another split.
     """
@@ -112,24 +112,24 @@ class SplitOptions(Split):
 
 @dataclass(frozen=True)
 class TextSplit(Split):
-    """How training files of texts are divided where there are no validation files.
+    """How training files of texts are divided if there are no validation files.
 
     Args:
         validation_share: share of the documents or characters for validation, 0 to 0.9.
-        test_share: share for the test, where it has no files; both together at most 0.9.
+        test_share: share for the test, if it has no files; both together at most 0.9.
         seed: another seed draws other documents.
         by: `documents` draws whole documents by a hash of their text, equal ones together; `tail`
-            takes the last characters of every document, validation before test.
+            takes the last characters of every document, for validation and then for the test.
     """
 
     by: Literal["documents", "tail"] = "documents"
 
     def drawn(self, parts: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-        """Return the part [N] int8 of each text: of the distinct ones of training, those with the
-        lowest lots are held out. A share above 0 gives at least one where there are enough.
+        """Return the part [N] int8 of each text. Of the distinct training texts, those with the
+        lowest keyed hashes are held out; a share above 0 gives at least one text if possible.
 
         Args:
-            parts: [N] int8, of the file in which each text stands.
+            parts: [N] int8, the part of each text's file.
             hashes: [N] uint64, equal for equal texts.
         """
         in_training, parts = parts == TRAIN, parts.copy()
@@ -144,21 +144,22 @@ class TextSplit(Split):
         return parts
 
     def tails(self, size: int) -> list[tuple[int, int, int]]:
-        """Return the characters of a training text that each part has: (part, start, stop)."""
+        """Return (part, start, stop) of each part's characters in a training text."""
         held = self.validation_share + self.test_share
         ends = [0, int(size * (1 - held)), int(size * (1 - self.test_share)), size]
         return [(part, a, b) for part, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 
 def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOptions) -> np.ndarray:
-    """The part of each row [N] int8: 0 train, 1 validation, 2 test; rows of one stem key share it.
+    """Return the part of each row, [N] int8: 0 train, 1 validation, 2 test; texts with the same
+    `stem_key` share a part.
 
-    The shares hold within each code, the first in sorting order of a key that has several. Counts
-    are rounded up or down by the code's lot, so that the shares hold on average over codes of few
-    keys; a code of two or more keeps one for training.
+    The shares hold within each code; a key with several codes counts for the first in sorting
+    order. Counts are rounded up or down by a hash of the code, so that shares hold on average over
+    rare codes; a code with two or more keys keeps one in training.
 
     Args:
-        texts: [N] descriptions, repeated ones allowed.
+        texts: [N] descriptions, which may repeat.
         codes: [N] one code or code set per row.
     """
     group_of_key: dict[str, int] = {}
@@ -178,7 +179,7 @@ def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOpti
     num_held = np.minimum(num_held, np.where(sizes > 1, sizes - 1, sizes))
     num_test = np.minimum(np.floor(sizes * options.test_share + lots), num_held)
     order = np.lexsort((keyed_hashes(group_of_key, options.seed), stratum))
-    rank = np.empty(len(stratum), dtype=np.int64)  # of each key in its stratum
+    rank = np.empty(len(stratum), dtype=np.int64)  # rank of each key in its stratum
     rank[order] = np.arange(len(stratum)) - (np.cumsum(sizes) - sizes)[stratum[order]]
     parts = np.where(rank < num_held[stratum], VALIDATION, TRAIN)
     parts = np.where(rank < num_test[stratum], TEST, parts).astype(np.int8)
@@ -186,8 +187,8 @@ def split_by_stem(texts: Sequence[str], codes: Sequence[str], options: SplitOpti
 
 
 def parse_part(value: str) -> int:
-    """0, 1 or 2 for train, validation (valid, val, dev) or test, in any case; RowFault for any
-    other value."""
+    """Return 0, 1 or 2 for train(ing), validation (valid, val, dev) or test, in any case; RowFault
+    for other values."""
     name = value.strip().lower()
     if name in PART_ALIASES:
         return PART_ALIASES[name]
@@ -200,9 +201,8 @@ def parse_part(value: str) -> int:
 
 
 def stem_key(text: str) -> str:
-    """The words of a text, without case, accents, punctuation and status words, in order.
-
-    A text of status words alone keeps them, one of punctuation alone stays as it is.
+    """Return the distinct words of a text, sorted, without case, accents, punctuation and status
+    words. A text of status words only keeps them; one of punctuation only is returned unchanged.
     """
     folded = text.lower()
     if not folded.isascii():
@@ -212,7 +212,7 @@ def stem_key(text: str) -> str:
 
 
 def keyed_hashes(keys: Iterable[str], seed: int) -> np.ndarray:
-    """[N] uint64: a number per string that depends on the seed and the string alone."""
+    """Return a hash of each string, [N] uint64, that depends only on seed and string."""
     salt = hashlib.blake2b(b"unisono split", key=str(seed).encode(), digest_size=8)
     digests = []
     for key in keys:
@@ -223,7 +223,7 @@ def keyed_hashes(keys: Iterable[str], seed: int) -> np.ndarray:
 
 
 def fold_accents(text: str) -> str:
-    """The text with Latin letters in place of those with accents; æ becomes ae, ø o, ß ss."""
+    """Return the text without accents; æ becomes ae, ø o, ß ss."""
     return _ACCENTS.sub("", unicodedata.normalize("NFKD", text.translate(_LETTERS)))
 
 

@@ -1,4 +1,4 @@
-"""Tables in and out: csv, tsv, parquet and Excel, as record batches of text with line numbers."""
+"""Reading and writing of tables: csv, tsv, parquet and Excel."""
 
 import codecs
 import csv
@@ -36,18 +36,18 @@ from datamodules.files.rows import (
     read_json_rows,
 )
 
-NUMBER = re.compile(r"\d+$")  # of a column's name
+NUMBER = re.compile(r"\d+$")  # at the end of a column's name
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 SNIFFED_SEPARATORS = (",", ";", "\t", "|")
-SEPARATOR_LINE = re.compile(r'\A"?sep=."?(?=\s*\Z)')  # above the header, for Excel
+SEPARATOR_LINE = re.compile(r'\A"?sep=."?(?=\s*\Z)')  # a line above the header
 SNIFFED_LINES = 1000
 EXCEL_SUFFIX = ".xlsx"
 PACKED = tuple(f"{suffix}.gz" for suffix in SEPARATORS)
 SUFFIXES = (*SEPARATORS, *PACKED, *PARQUET_SUFFIXES, EXCEL_SUFFIX)
-ROW_SUFFIXES = (*SUFFIXES, *JSON_OUTPUT)  # of tables and lines of JSON
+ROW_SUFFIXES = (*SUFFIXES, *JSON_OUTPUT)  # tables and jsonl
 BLOCK = 1 << 20
 MOST_LINES_OF_ROW = 10_000
-EXCEL_ROWS, EXCEL_CHARACTERS = 1 << 20, (1 << 15) - 1  # of a sheet, of a cell, at most
+EXCEL_ROWS, EXCEL_CHARACTERS = 1 << 20, (1 << 15) - 1  # limits of a sheet, of a cell
 ROWS_PER_BATCH = 8192
 OPTIONAL = ("columns.language", "columns.split", "columns.source")
 Files = str | list[str] | None
@@ -63,17 +63,17 @@ LONE_RETURN = (
 )
 
 log = logging.getLogger(__name__)
-csv.field_size_limit(1 << 24)  # characters; else 128 KiB, and a value may be a whole document
+csv.field_size_limit(1 << 24)  # characters; the default, 128 KiB, is too small for documents
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How csv, tsv and Excel files are written.
+    """Format of csv, tsv and Excel files.
 
     Args:
-        separator: one character between values; None finds `,`, `;`, tab or `|`.
-        encoding: such as windows-1252; None finds UTF-8, UTF-16 or Windows-1252.
-        sheet: of an Excel file; None takes the first.
+        separator: the character between values; `None` detects `,`, `;`, tab or `|`.
+        encoding: such as windows-1252; `None` detects UTF-8, UTF-16 or Windows-1252.
+        sheet: name of an Excel sheet; `None` is the first.
     """
 
     separator: str | None = None
@@ -90,7 +90,7 @@ class TableOptions:
 
 
 class Dialect(NamedTuple):
-    """How a delimited file is written; `encoding` as Python names it."""
+    """Format of a delimited file; `encoding` is Python's name."""
 
     separator: str = ","
     encoding: str = "utf-8"
@@ -98,8 +98,8 @@ class Dialect(NamedTuple):
 
 
 class RawRow(NamedTuple):
-    """A row of delimited text or a sheet: its first line, its values, none where it is empty, the
-    rule that it breaks ("" for a sound one), and how it is written."""
+    """A row of delimited text or a sheet: its first line, its values ([] for an empty row), the
+    rule that it breaks ("" for none), and its source text."""
 
     line: int
     values: list[str]
@@ -108,22 +108,22 @@ class RawRow(NamedTuple):
 
 
 def raise_bad_row(bad: BadRow) -> NoReturn:
-    """Raises the ValueError that names this row."""
+    """Raise a ValueError that names this row."""
     raise ValueError(str(bad))
 
 
 def paths(files: str | Path | Iterable[str | Path] | None) -> list[str]:
-    """The paths and patterns that an option or a script names, one or several, as a list."""
+    """Return one or several paths and patterns of an option as a list."""
     return [str(one) for one in ([files] if isinstance(files, str | Path) else files or [])]
 
 
 def expand_files(files: Any, option: str, suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """The files that these paths and patterns name, in the given order, patterns sorted.
+    """Return the files named by paths and patterns, in order; matches of a pattern are sorted.
 
     Args:
         files: a path or a pattern such as data/*.csv, or several, see `paths`.
-        option: name of the option that holds them, for messages.
-        suffixes: of the files that can be read.
+        option: name of the option, for messages.
+        suffixes: allowed suffixes.
 
     Raises:
         FileNotFoundError: a path does not exist or a pattern matches nothing.
@@ -149,8 +149,8 @@ def expand_files(files: Any, option: str, suffixes: Sequence[str] = SUFFIXES) ->
 
 
 def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
-    """Raises unless this is a file with one of these suffixes."""
-    if path.exists() and not path.is_file():  # a pipe could be read once only
+    """Raise FileNotFoundError or ValueError unless this is a file with one of these suffixes."""
+    if path.exists() and not path.is_file():  # a pipe can be read only once
         raise ValueError(f"{option}: {path} is a folder, pipe or device; name files: {path}/*.csv.")
     if not path.exists():
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -165,15 +165,15 @@ def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = 
 
 
 class Table:
-    """One file: `names` of its columns and, of delimited text, its `dialect`.
+    """A table file, with the `names` of its columns and the `dialect` of delimited text.
 
     Args:
-        path: csv, tsv (packed by gzip or zstandard, too), parquet or xlsx.
-        options: how it is written, as far as that is not to be found.
+        path: csv or tsv (also compressed by gzip or zstandard), parquet or xlsx.
+        options: its format, where detection needs help.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is empty, binary or damaged, or two columns have one name.
+        ValueError: it is empty, binary or damaged, or two columns have the same name.
     """
 
     def __init__(self, path: Path, options: TableOptions = TableOptions()) -> None:
@@ -184,7 +184,7 @@ class Table:
         self.names, self.dialect = _opened(path, options, facts)
 
     def check(self, wanted: Sequence[str], option: str = "columns") -> None:
-        """Raises ValueError unless the table has all these columns; names the likely ones."""
+        """Raise ValueError unless the table has all these columns; suggest similar names."""
         for name in wanted:
             if name in self.names:
                 continue
@@ -201,17 +201,17 @@ class Table:
     def rows(
         self, columns: Sequence[str] | None = None, on_bad_row: OnBadRow = raise_bad_row
     ) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yields each row in order: its place, and its values by column, missing ones as "".
+        """Yield each row in order: its place, and its values by column, "" for missing ones.
 
-        The place counts from 1: the line of a csv or tsv file (the first, where a quoted value
-        holds line breaks), the row of a parquet file or a sheet.
+        The place counts from 1: the line in a csv or tsv file (the row's first line, if quoted
+        values hold line breaks), the row in a parquet file or sheet.
 
         Args:
-            columns: the columns to read; None reads all.
-            on_bad_row: takes each row that cannot be cut into columns; it is not yielded.
+            columns: the columns to read; `None` reads all.
+            on_bad_row: called with each row that cannot be cut into columns, which is skipped.
 
         Raises:
-            ValueError: the file is damaged, in another encoding, or lacks a column or any row.
+            ValueError: the file is damaged, has another encoding, or lacks a column or any row.
         """
         wanted = self.names if columns is None else list(columns)
         self.check(wanted)
@@ -242,8 +242,8 @@ def value_rows(
     on_bad_row: OnBadRow = raise_bad_row,
     options: TableOptions = TableOptions(),
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields place and values of each row of a table or jsonl file; of a table these columns, whose
-    values are text. Errors as of `Table.rows` and `read_json_rows`."""
+    """Yield place and values of each row of a jsonl file (all columns) or a table (these columns,
+    as text). Errors as in `Table.rows` and `read_json_rows`."""
     if kind_of(path) in JSON_SUFFIXES:
         yield from ((row.line, row.values) for row in read_json_rows(path))
     else:
@@ -252,7 +252,7 @@ def value_rows(
 
 @lru_cache(maxsize=256)
 def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[list[str], Dialect]:
-    """The names of the columns, and the dialect, which is said where it is not the plain one."""
+    """Return column names and dialect; an unusual dialect is logged."""
     dialect, suffix = Dialect(), kind_of(path)
     if suffix in PARQUET_SUFFIXES:
         with open_parquet(path) as file:
@@ -293,8 +293,8 @@ def _say(path: Path, found: str) -> None:
 
 
 def _encoding_of(path: Path) -> str:
-    """The encoding that the bytes of the whole file speak for, as Python names it."""
-    num_high = num_others = 0  # characters beyond ASCII, and bytes that are none in UTF-8
+    """Return the likely encoding of a file's bytes, all of which are read; Python's name."""
+    num_high = num_others = 0  # characters beyond ASCII; bytes that are not UTF-8
     with opened(path) as file:
         first = file.peek()[: len(codecs.BOM_UTF8)]
         if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -303,16 +303,16 @@ def _encoding_of(path: Path) -> str:
             while block := text.read(BLOCK):
                 num_high += len(block) - len(block.encode("ascii", "ignore"))
                 num_others += len(re.findall("[\udc80-\udcff]", block))
-    if num_others and 2 * num_others >= num_high:  # else it is UTF-8 with a broken place
+    if num_others and 2 * num_others >= num_high:  # else UTF-8 with a few bad bytes
         return "windows-1252"
     return "utf-8-sig" if first == codecs.BOM_UTF8 else "utf-8"
 
 
 def _separator_of(lines: list[str], plain: str) -> str:
-    """The separator that cuts most rows into as many values as the header; `plain` if in doubt."""
+    """Return the separator that gives most rows as many values as the header, else `plain`."""
     scores: dict[str, tuple[float, bool, int]] = {}
     for mark in SNIFFED_SEPARATORS:
-        # Whose lines end at a carriage return, too.
+        # newline="" leaves line ends to csv, which also accepts a single carriage return.
         rows = csv.reader(io.StringIO("".join(lines), newline=""), delimiter=mark)
         widths = [len(row) for row in rows if row]
         if widths and widths[0] > 1:
@@ -322,10 +322,10 @@ def _separator_of(lines: list[str], plain: str) -> str:
 
 
 def text_lines(path: Path, encoding: str) -> Iterator[str]:
-    """Yields the lines of a text with their ends, of which a carriage return alone is none.
+    """Yield the lines of a text with their ends; a single carriage return does not end a line.
 
     Raises:
-        ValueError: the file is damaged, binary, or in another encoding; names the line.
+        ValueError: the file is damaged, binary, or in another encoding; it names the line.
     """
     try:
         with opened(path) as file, io.TextIOWrapper(file, encoding, newline="\n") as text:
@@ -342,7 +342,7 @@ def text_lines(path: Path, encoding: str) -> Iterator[str]:
 
 
 def first_bad_byte(content: bytes, encoding: str = "utf-8") -> int | None:
-    """Return where bytes are not in an encoding; `None` where all are."""
+    """Return the index of the first byte that is invalid in an encoding, or `None`."""
     try:
         content.decode(encoding)
     except UnicodeDecodeError as error:
@@ -351,7 +351,7 @@ def first_bad_byte(content: bytes, encoding: str = "utf-8") -> int | None:
 
 
 def undecodable(path: Path, encoding: str) -> ValueError:
-    """The error that names the first byte of a file that is not in an encoding."""
+    """Return an error that names the first byte of a file that is invalid in an encoding."""
     with opened(path) as file:
         content = file.read()
     start = first_bad_byte(content, encoding) or 0
@@ -366,13 +366,13 @@ def undecodable(path: Path, encoding: str) -> ValueError:
 
 
 def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
-    """Yields the rows of these lines, the header first, which the others are compared with.
+    """Yield the rows of these lines, first the header, whose number of values others must match.
 
-    A row of several lines that has not one value per name, or of which most look like rows of their
-    own, has a quote that is not closed: only its first line is wrong.
+    If a row over several lines has another number of values, or most of its lines look like rows, a
+    quote is not closed: only its first line is reported, and the others are read again.
     """
-    waiting: deque[str] = deque()  # lines to be read again
-    taken: list[str] = []  # lines of the row
+    waiting: deque[str] = deque()  # lines to read again
+    taken: list[str] = []  # lines of the current row
     names: list[str] = []
     number = 1
 
@@ -391,10 +391,10 @@ def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
             if values is None:
                 return
             if not values and len(names) == 1:
-                values = [""]  # an empty line is a row of a one-column table alone
+                values = [""]  # only in a one-column table is an empty line a row
             fault = _fault_of(values, names, "quote values that hold the separator")
             if len(taken) > 1 and names:
-                # No blank follows a separator: in prose one does.
+                # Lines of prose, with blanks behind their commas, do not look like rows.
                 cuts = [len(line.split(separator)) for line in taken if f"{separator} " not in line]
                 looks_glued = 4 * cuts.count(len(names)) >= 3 * len(taken)
                 if fault or (looks_glued and len(names) > 1):
@@ -403,19 +403,19 @@ def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
             values = []
             is_return = len(taken) == 1 and "new-line character" in str(error)
             fault = LONE_RETURN if is_return else OPEN_QUOTE
-        if fault:  # the other lines are read again
+        if fault:  # read all but the first line again
             waiting.extendleft(reversed(taken[1:]))
             del taken[1:]
             reader = csv.reader(lines_of_row(), delimiter=separator, strict=True)
         names = names or values
-        if names or fault:  # empty lines before the header are none
+        if names or fault:  # skip empty lines before the header
             yield RawRow(number, values, fault, "".join(taken))
         number += len(taken)
         taken.clear()
 
 
 def _fault_of(values: list[str], names: Sequence[str], too_many: str) -> str:
-    """What is wrong with a row of so many values; "" of an empty row, or of one for each name."""
+    """Return the fault of a row whose number of values differs from the header's, else ""."""
     if not values or len(names) in (0, len(values)):
         return ""
     too_few = "fill the row up, or check the quotes before it"
@@ -426,7 +426,7 @@ def _fault_of(values: list[str], names: Sequence[str], too_many: str) -> str:
 
 
 def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[RawRow]:
-    """Yields the rows of a sheet from the header on; empty cells at the end of a row are none."""
+    """Yield the rows of a sheet from the header on, without empty cells at their ends."""
     check_installed(path)
     import openpyxl
 
@@ -439,13 +439,13 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
     except Exception as error:  # zip, XML and key errors alike
         raise damaged(error) from error
     try:
-        sheets, names = [one.title for one in book.worksheets], list[str]()  # charts are others
+        sheets, names = [one.title for one in book.worksheets], list[str]()  # without chart sheets
         if sheet is not None and sheet not in sheets:
             raise ValueError(f'{path} has no sheet "{sheet}"; it has: {", ".join(sheets)}.')
         if is_first and sheet is None and len(sheets) > 1:
             _say(path, f'sheet "{sheets[0]}" of {len(sheets)}')
         cells = book[sheet or sheets[0]]
-        cells.reset_dimensions()  # which some programs write too small: rows would be missing
+        cells.reset_dimensions()  # some programs write too small ones, which would hide rows
         for number, row in enumerate(cells.iter_rows(), start=1):
             texts = list(map(_sheet_text, row))
             while texts and not texts[-1]:
@@ -454,22 +454,22 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
             fault = _fault_of(texts, names, "empty the cells beside the table")
             if names := names or texts:
                 yield RawRow(number, texts, fault, " | ".join(texts))
-    except (SyntaxError, EOFError, zipfile.BadZipFile, zlib.error) as error:  # of the sheet alone
+    except (SyntaxError, EOFError, zipfile.BadZipFile, zlib.error) as error:  # in the sheet
         raise damaged(error) from error
     finally:
         book.close()
 
 
 def _sheet_text(cell: Any) -> str:
-    """The text of a cell; of a whole number with the zeros that its format, as 00000, shows."""
+    """Return the text of a cell; whole numbers get the leading zeros of formats such as 00000."""
     text, shown = cell_text(cell.value), cell.number_format
     is_padded = type(cell.value) is int and set(shown) == {"0"}
     return text.zfill(len(shown)) if is_padded else text
 
 
 def cell_text(value: Any) -> str:
-    """The text of a value of a sheet or of JSON: itself, "" for `None`, whole numbers without ".0",
-    a date at midnight without a time."""
+    """Return the text of a value from a sheet or JSON: "" for `None`, whole numbers without ".0",
+    dates at midnight without the time."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -480,7 +480,7 @@ def cell_text(value: Any) -> str:
 
 
 def _parquet_rows(path: Path, wanted: list[str]) -> Iterator[RawRow]:
-    """Yields the names of these columns, then every row of them."""
+    """Yield a header row with these columns, then all rows."""
     yield RawRow(0, wanted, "", "")
     number = 0
     with open_parquet(path) as table:
@@ -492,7 +492,7 @@ def _parquet_rows(path: Path, wanted: list[str]) -> Iterator[RawRow]:
 
 
 def as_text(column: pa.Array, name: str) -> pa.Array:
-    """The column as text: missing values become "", whole numbers have no ".0".
+    """Return the column as text: "" for missing values, whole numbers without ".0".
 
     Raises:
         ValueError: the column holds lists, structures or bytes that are not UTF-8.
@@ -525,16 +525,16 @@ def write_batches(
     way_out: str | None = "choose another name, or allow overwriting",
     like: Table | None = None,
 ) -> None:
-    """Write record batches of equal columns as a table, whole or not at all.
+    """Write record batches with equal columns as a table, atomically.
 
     Args:
         path: .csv, .tsv (or with .gz), .parquet or .xlsx.
-        batches: one or more; the file is there when the last one was taken.
-        way_out: what to do where the file exists, for FileExistsError; `None` replaces it.
-        like: a table in whose dialect delimited text is written, where it has the same suffix.
+        batches: one or more; the file appears after the last one.
+        way_out: advice in the FileExistsError if the file exists; `None` replaces the file.
+        like: a table whose dialect is used if it has the same suffix.
 
     Raises:
-        ValueError: the suffix is unknown, or there is no batch.
+        ValueError: the suffix is unknown, or there are no batches.
     """
     suffix = kind_of(path)
     if not path.name.lower().endswith(SUFFIXES):
@@ -557,12 +557,12 @@ def write_batches(
         else:
             text = io.TextIOWrapper(file, encoding=dialect.encoding, newline="")
             lines: Any = SimpleNamespace(write=lambda row: text.write(row[:-2] + dialect.newline))
-            rows = csv.writer(lines, delimiter=dialect.separator)  # whose \r\n makes it quote both
+            rows = csv.writer(lines, delimiter=dialect.separator)  # its \r\n makes it quote both
             rows.writerow(first.schema.names)
             for batch in rest:
                 columns = map(as_text, batch.columns, first.schema.names)
                 rows.writerows(zip(*(column.to_pylist() for column in columns), strict=True))
-            text.detach()  # written out
+            text.detach()  # flushes, and leaves the file open
 
 
 def _write_sheet(
@@ -578,11 +578,11 @@ def _write_sheet(
     def cell(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        if len(value) > EXCEL_CHARACTERS:  # openpyxl would cut the rest off
+        if len(value) > EXCEL_CHARACTERS:  # openpyxl would cut it silently
             most = f"a cell of Excel holds {EXCEL_CHARACTERS:,} characters"
             raise ValueError(f"{path}: {most}, a text has {len(value):,}; name a csv file.")
         text = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value))
-        text.data_type = "s"  # were it even a formula
+        text.data_type = "s"  # even if it looks like a formula
         return text
 
     with closing(sheet):
@@ -604,24 +604,24 @@ def write_beside(
     added: Callable[[slice], dict[str, pa.Array]],
     texts: Iterable[str],
 ) -> None:
-    """Write all rows of tables in order, with more columns beside them, whole or not at all.
+    """Write all rows of tables in order with added columns, atomically.
 
     Args:
-        files: tables of equal columns, which were read before. Rows that cannot be cut into columns
+        files: tables with equal columns that were read before. Rows that cannot be cut into columns
             are left out.
-        path: a file of any kind of table, in the dialect of the first one; in UTF-8 where they are
-            in several encodings, or theirs cannot hold what is added, which is logged.
-        num_rows: all that were read before.
-        added: gives the columns of some rows by their names.
-        texts: those that may be added.
+        path: a table file of any kind. It gets the dialect of the first table, but UTF-8 if the
+            tables differ in encoding or theirs cannot hold the added texts, which is logged.
+        num_rows: number of rows that were read before.
+        added: returns the added columns of a slice of rows by name.
+        texts: all texts that may be added.
 
     Raises:
         FileExistsError: the file exists.
-        RuntimeError: a table has changed since.
+        RuntimeError: a table has changed meanwhile.
     """
     tables = [Table(file, options) for file in files]
     check_same_columns(tables)
-    like = Table(files[0], options)  # of its own, since it may be written in UTF-8
+    like = Table(files[0], options)  # a copy, whose dialect may become UTF-8
     encoding = like.dialect.encoding
     try:
         "".join(texts).encode(encoding)
@@ -653,10 +653,10 @@ def write_beside(
 
 
 def check_same_columns(tables: Sequence[Table]) -> None:
-    """Raises ValueError unless tables whose rows go into one file have the same columns, in any
-    order, all of plain values."""
+    """Raise ValueError unless tables that become one file have the same columns, in any order, and
+    only plain values."""
     for table in tables:
-        next(table.rows(None, lambda bad: None), None)  # a nested one is told before all work
+        next(table.rows(None, lambda bad: None), None)  # nested values fail here, before any work
         if others := sorted({*table.names} ^ {*tables[0].names}):
             raise ValueError(
                 f"{table.path} and {tables[0].path} do not both have {', '.join(others)}; tables "
@@ -665,8 +665,8 @@ def check_same_columns(tables: Sequence[Table]) -> None:
 
 
 def check_output(path: Path, files: Sequence[Path], options: TableOptions) -> None:
-    """Raise ValueError where the rows of these files cannot all go into `path`: lines of JSON stay
-    those, and tables need the same columns."""
+    """Raise ValueError if the rows of these files cannot be written to `path`: jsonl stays jsonl,
+    and tables need the same columns."""
     are_json = {kind_of(file) in JSON_SUFFIXES for file in [*files, path]}
     if len(are_json) > 1:
         raise ValueError(
@@ -678,14 +678,14 @@ def check_output(path: Path, files: Sequence[Path], options: TableOptions) -> No
 
 
 def check_installed(path: Path) -> None:
-    """Raises ValueError unless what files of this kind need is installed."""
+    """Raise ValueError if a package that this kind of file needs is not installed."""
     if kind_of(path) == EXCEL_SUFFIX and importlib.util.find_spec("openpyxl") is None:
         raise ValueError(f"{path} needs openpyxl: pip install 'unisono[excel]', or use a csv.")
 
 
 def output_like(files: Sequence[Path], mark: str, suffixes: Sequence[str]) -> str:
-    """The name of predictions by default: `mine.csv` becomes `mine.MARK.csv`, with the first of
-    these suffixes where no such file is written."""
+    """Return the default name of predictions: `mine.csv` becomes `mine.MARK.csv`, with the first of
+    these suffixes if the input's is not among them."""
     name, kind = files[0].name, kind_of(files[0])
     end = name.lower().rindex(kind)
     found = [suffix for suffix in (name[end:].lower(), kind) if suffix in suffixes]
@@ -693,8 +693,8 @@ def output_like(files: Sequence[Path], mark: str, suffixes: Sequence[str]) -> st
 
 
 def free_names(names: list[str], taken: list[str]) -> list[str]:
-    """The input's column names; one that is added, too, becomes `input_NAME`, and is logged, as is
-    its own `code_2` beside an added `code_1`: it would look like a second answer."""
+    """Return the input's column names, renamed `input_NAME` (and logged) if an added column has the
+    name. So is an input's `code_2` beside an added `code_1`, as it would look like an answer."""
     free, kinds = [], {NUMBER.sub("1", name) for name in taken}
     for name in names:
         new = name
@@ -707,6 +707,6 @@ def free_names(names: list[str], taken: list[str]) -> list[str]:
 
 
 def write_table(path: Path, table: list[list[str]]) -> None:
-    """Write a csv, replacing the file as a whole."""
+    """Write a csv, replacing an existing file atomically."""
     with new_file(path, way_out=None) as file:
         csv.writer(file).writerows(table)

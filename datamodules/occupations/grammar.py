@@ -1,8 +1,8 @@
-"""A grammar of job descriptions as parish and marriage records write them, with their codes.
+"""Grammar of demo job descriptions in the style of parish and marriage records, with codes.
 
-A code has five digits, each with one meaning: trade (two), material, rank, relation. The digits
-follow from the part that describes the person; other persons' trades, ranks and materials stand in
-the same text. Some legal combinations are rare and some never occur.
+A code has five digits: trade (two digits), material, rank, relation. They follow from the part of
+the text that describes the person; the text may also name trades, ranks and materials of others.
+Some valid combinations are rare, and some never occur.
 """
 
 import random
@@ -32,7 +32,7 @@ TRADES = """
 90 ropemaker    rebslager    repslagare      seiler
 88 potter       pottemager   krukmakare      töpfer
 """
-# First two digits, the materials (third digits) worked in this way, the word in each language.
+# First two digits, third digits of the possible materials, then the word in each language.
 ACTIONS = """
 75 123    weaver   væver   vävare   weber
 41 123456 merchant handler handlare händler
@@ -41,7 +41,7 @@ ACTIONS = """
 81 456    turner   drejer  svarvare dreher
 71 456    polisher sliber  slipare  schleifer
 """
-# Third digit, then the word in each language, as it begins a compound and as it stands alone.
+# Third digit, then two words per language: for the beginning of a compound, and alone.
 MATERIALS = """
 1 silk   silk   silke   silke   silkes   silke   seiden   seide
 2 wool   wool   uld     uld     ylle     ylle    woll     wolle
@@ -53,11 +53,11 @@ MATERIALS = """
 RANKS = ("worker", "apprentice", "journeyman", "master", "foreman")  # fourth digit
 RELATIONS = ("", "widow of", "child of", "servant of")  # fifth digit
 MASTER = RANKS.index("master")
-# Someone's widow, child or servant is told apart only by whether that someone is a master.
+# Codes of widows, children and servants distinguish only masters from workers.
 RELATED_RANKS = (0, MASTER)
 RANK_WEIGHTS = (8, 3, 3, 4, 2)
 
-# {x} is the trade, {c} the trade as it begins a compound; one list per rank above worker.
+# {x} is the trade, {c} its form in a compound; one tuple per rank above worker.
 RANK_FORMS = {
     "en": (
         ("apprentice {x}", "{x}'s apprentice", "apprentice to a master {x}"),
@@ -84,7 +84,7 @@ RANK_FORMS = {
         ("{c}werkführer", "werkführer der {x}"),
     ),
 }
-# {b} is the other person with trade and rank; one list per relation.
+# {b} is the other person with trade and rank; one tuple per relation.
 RELATION_FORMS = {
     "en": (
         ("widow of a {b}", "{b}'s widow", "widow of the {b}"),
@@ -107,7 +107,7 @@ RELATION_FORMS = {
         ("knecht bei einem {b}", "magd bei einem {b}", "{b}s magd"),
     ),
 }
-# {a} is the person who is coded, {b} another or the same person's past: it never counts.
+# {a} is the person to code; {b}, another person or an earlier occupation, does not count.
 ASIDE_FORMS = {
     "en": (
         *("{a}, son of a {b}", "{a}, widow of a {b}", "{a}, servant to a {b}"),
@@ -166,11 +166,11 @@ SHARE_STATUS = 0.08
 
 
 T = TypeVar("T")
-Words = tuple[tuple[str, str], ...]  # the forms of a trade: as it stands alone and in compounds
+Words = tuple[tuple[str, str], ...]  # pairs of a trade's forms: alone and in compounds
 
 
 class TitleHead(NamedTuple):
-    """A trade with its material: three digits, an English name, words per language."""
+    """A trade with its material: three digits, an English name, and words by language."""
 
     digits: str
     name: str
@@ -186,7 +186,7 @@ class DemoRecord(NamedTuple):
 
 
 def heads() -> list[TitleHead]:
-    """Every trade and every legal pair of material and action."""
+    """Return all trades and all valid pairs of material and action."""
     found = []
     for digits, *words in map(str.split, TRADES.strip().splitlines()):
         pairs = zip(LANGUAGES, words, strict=True)
@@ -208,12 +208,12 @@ def heads() -> list[TitleHead]:
 
 
 def _with_stem(word: str, language: str) -> tuple[str, str]:
-    """A word and its form inside a compound: in Swedish vävare becomes vävar-."""
+    """Return a word and its form in compounds: Swedish vävare becomes vävar-."""
     return word, word[:-1] if language == "sv" and word.endswith("are") else word
 
 
 def code_book() -> dict[str, str]:
-    """Every legal code with its English description, in the order of the codes."""
+    """Return code -> English description of all valid codes, sorted."""
     book = {}
     for head in heads():
         name = head.name.capitalize()
@@ -227,18 +227,18 @@ def code_book() -> dict[str, str]:
 
 
 def slip(text: str, draw: Callable[[], float]) -> str:
-    """Return the text with a slip of the pen: letters exchanged, one doubled, or one left out."""
+    """Return the text with a slip of the pen: two letters swapped, one doubled, or one missing."""
     at, kind = int(draw() * (len(text) - 1)), int(draw() * 3)
     two = text[at : at + 2]
     return text[:at] + (two[::-1], two[:1] * 2 + two[1:], two[1:])[kind] + text[at + 2 :]
 
 
 def records(count: int, seed: int) -> list[DemoRecord]:
-    """Descriptions drawn from the grammar; the same for the same arguments on every machine."""
-    # random() of a seeded random.Random is the one stream that Python promises never to change.
+    """Return random descriptions; equal arguments give equal ones on every machine."""
+    # Python guarantees only for random() that a seed always gives the same numbers.
     draw = random.Random(seed).random
     ranked = sorted(heads(), key=lambda head: head.digits[::-1])
-    # Trades in Zipf's manner, so that some combinations are rare.
+    # Trades follow Zipf's law, so that some combinations are rare.
     weights = [1 / (6 + i) for i in range(len(ranked))]
 
     def pick(choices: Sequence[T]) -> T:
@@ -253,7 +253,7 @@ def records(count: int, seed: int) -> list[DemoRecord]:
         return len(weights) - 1
 
     def person(language: str, rank: int | None = None) -> tuple[str, str]:
-        """A trade with a rank in words, and its code."""
+        """Return the words for a trade with a rank, and its code."""
         head = ranked[weighted(weights)]
         rank = weighted(RANK_WEIGHTS) if rank is None else rank
         word, stem = pick(head.words[language])
@@ -261,7 +261,7 @@ def records(count: int, seed: int) -> list[DemoRecord]:
         return pick(forms).format(x=word, c=stem), f"{head.digits}{rank}0"
 
     def noisy(text: str, language: str) -> str:
-        """The text with now and then a place, an old spelling, a slip of the pen, a status word."""
+        """Return the text, at times with a place, an old spelling, a slip or a status word."""
         if draw() < SHARE_PLACE:
             place = pick(PLACES[language].split())
             text = pick(PLACE_FORMS[language]).format(t=text, p=place)

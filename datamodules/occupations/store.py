@@ -1,7 +1,7 @@
-"""Tables of job descriptions, tokenised once into memory-mapped arrays.
+"""Stores of job descriptions: tables encoded once as memory-mapped arrays.
 
-Shapes: T distinct texts, P their characters, N rows, K all codes of all rows; D distinct inputs of
-tables to code.
+Shapes: T distinct texts, P characters of these texts, N rows, K codes of all rows, D distinct
+inputs of tables to code.
 """
 
 import difflib
@@ -40,7 +40,7 @@ from datamodules.tokenizers.codes import (
 STORE_VERSION, INDEX_VERSION = 2, 4
 NO_TEXT = -1
 RECIPE_VERSION = 1
-# What of a recipe decides how a row is encoded; thresholds and the like do not.
+# Keys of a recipe that determine how a row is encoded.
 ENCODING_KEYS = ("version", "normalisation", "max_length", "languages", "code_book")
 T = TypeVar("T")
 
@@ -57,8 +57,8 @@ ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
 """
 ISO_639_1 = frozenset(_ISO_639_1.split())
 
-# What tables of historical occupations hold: names, and country codes used as languages. "se" is
-# Northern Sami and "na" Nauru in the standard; there they mean Swedish and "not available".
+# Names in tables of historical occupations, with country codes used as languages. In ISO 639-1 "se"
+# is Northern Sami and "na" Nauru; in such tables they mean Swedish and "not available".
 _NAMES = """
 sv se swe swedish svenska; da dk dan danish dansk; de ge ger deu german deutsch at
 no nb nn nor nob nno norwegian norsk bokmal nynorsk; en eng english gb us
@@ -78,11 +78,11 @@ ALIASES: dict[str, str] = {
 
 
 def language_code(raw: str) -> str:
-    """Return the ISO 639-1 code of a language, or "unk" where none is stated, of a code, an alias
-    (se, ge, dk, swedish, …), or a locale such as en-GB.
+    """Return the ISO 639-1 code for a code, an alias (se, ge, dk, swedish, …) or a locale such as
+    en-GB; "unk" if no language is stated.
 
     Raises:
-        ValueError: nobody knows this language; names the likely one.
+        ValueError: the language is unknown; the message suggests a similar one.
     """
     name = raw.strip().lower()
     if name in UNKNOWN_NAMES:
@@ -102,17 +102,17 @@ def language_code(raw: str) -> str:
 
 @dataclass
 class Columns:
-    """Which columns of the tables hold what.
+    """Names of the columns of the tables.
 
     Args:
-        text: the job description.
-        language: of each row; `None` where all rows have `default_language`.
-        codes: one column per code, or one column that `code_separator` cuts; `A,B` or a list.
-            `None` takes code_1, code_2, … as far as they exist.
-        code_separator: text between the codes of one cell.
-        split: train, validation or test, stated by the table itself.
-        source: where a record comes from; a test can tell the scores of sources apart.
-        default_language: of rows that state none.
+        text: column of the job description.
+        language: column of the language; `None` if all rows have `default_language`.
+        codes: columns of the codes, as `A,B` or a list: one per code, or one that `code_separator`
+            cuts. `None` takes those of code_1, code_2, … that exist.
+        code_separator: text between several codes in one cell.
+        split: column that assigns rows to train, validation or test.
+        source: column of a record's origin; a test then also reports scores by source.
+        default_language: language of rows that state none.
     """
 
     text: str = "text"
@@ -129,10 +129,10 @@ class Columns:
             self.codes = [name.strip() for name in self.codes.split(",") if name.strip()]
 
     def code_columns(self, table: Table) -> list[str]:
-        """The code columns of this table.
+        """Return the code columns of a table.
 
         Raises:
-            ValueError: it has none, or lacks one that is named.
+            ValueError: the table has none, or lacks a named one.
         """
         if self.codes:
             table.check(self.codes, "columns.codes")
@@ -146,7 +146,7 @@ class Columns:
         return found
 
     def named(self, table: Table, *options: str) -> list[str]:
-        """The columns of these options that name one; ValueError where the table lacks it."""
+        """Return the columns that these options name; ValueError if the table lacks one."""
         names = {one: name for one in options if (name := getattr(self, one)) is not None}
         for option, name in names.items():
             table.check([name], f"columns.{option}")
@@ -155,12 +155,12 @@ class Columns:
 
 @dataclass(frozen=True)
 class CodeBookOptions:
-    """The list of legal codes.
+    """The list of valid codes.
 
     Args:
-        path: table with the columns code and description; `None` takes the codes of the data.
-        descriptions_as_examples: each description, in English, is one more training example of
-            its code.
+        path: table with the columns code and description; `None` takes the codes in the data.
+        descriptions_as_examples: whether each description (in English) becomes a training example
+            of its code.
     """
 
     path: str | None = None
@@ -173,10 +173,10 @@ class CodeBookOptions:
 
 @dataclass(frozen=True)
 class TextOptions(TextNormalisation):
-    """What is done to texts, equally in training and prediction: `TextNormalisation`, then the cut.
+    """Normalisation and length limit of texts, the same in training and prediction.
 
     Args:
-        max_length: characters that are kept of a text, at least 1.
+        max_length: the most characters of a text, at least 1; a longer text loses its end.
     """
 
     max_length: int = 128
@@ -191,7 +191,7 @@ class TextOptions(TextNormalisation):
 
 
 class Job(NamedTuple):
-    """One sound row; codes in normal form, without repetition."""
+    """A valid row; its codes in normal form, without repetition."""
 
     text: str
     language: str
@@ -202,7 +202,7 @@ class Job(NamedTuple):
 
 @dataclass
 class RowReader:
-    """Reader of tables of job descriptions; without a book the data define the legal codes."""
+    """Reader of tables of job descriptions; without a book, `system` alone checks the codes."""
 
     columns: Columns
     normalisation: TextNormalisation
@@ -219,8 +219,8 @@ class RowReader:
         self._code = cache(self._parse_code)
 
     def jobs(self, path: Path, is_divided: bool) -> Iterator[Job]:
-        """Yields the sound rows of a table with codes, in order; of a table that `columns.split`
-        divides with their part."""
+        """Yield the valid rows of a table with codes, in order; with their part if `is_divided` and
+        `columns.split` is set."""
         table, columns = Table(path, self.table), self.columns
         codes, split = columns.code_columns(table), columns.split if is_divided else None
         wanted = columns.named(table, "text", "language", *(["split"] if split else ()), "source")
@@ -241,8 +241,8 @@ class RowReader:
                 yield Job(text, language, found, part, source)
 
     def inputs(self, path: Path) -> Iterator[tuple[str | None, str]]:
-        """Yields normalised text, `None` where there is none, and language of every row to code;
-        what is not as it should be stays as it is, see `notes`."""
+        """Yield normalised text (`None` if empty) and language of every row to code. Empty texts
+        and unknown languages are not errors; `notes` reports them."""
         table, columns = Table(path, self.table), self.columns
         for _, row in table.rows(columns.named(table, "text", "language"), self.bad_rows.add):
             text = self._normalised(row[columns.text])
@@ -258,7 +258,7 @@ class RowReader:
             yield text, language
 
     def notes(self) -> list[str]:
-        """What became of rows to code that are not as they should be."""
+        """Return sentences on rows to code with empty texts or unknown languages."""
         notes = []
         if self.num_without_text:
             notes.append(
@@ -275,7 +275,7 @@ class RowReader:
             )
         return notes
 
-    # Faults are returned, so that a value that stands in many rows is parsed once.
+    # Faults are returned, not raised, so that the cache holds them for repeated values, too.
 
     def _parse_language(self, name: str) -> str | RowFault:
         try:
@@ -317,33 +317,33 @@ class RowReader:
 
 
 def _sound(parsed: T | RowFault) -> T:
-    """Returns what a value was parsed to; raises its fault."""
+    """Return a parsed value; raise it if it is a fault."""
     if isinstance(parsed, RowFault):
         raise RowFault(*parsed.args)
     return parsed
 
 
 def counted(count: int) -> str:
-    """The beginning of a sentence about so many rows."""
+    """Return the beginning of a sentence about a number of rows."""
     return "1 row has" if count == 1 else f"{count:,} rows have"
 
 
 @dataclass
 class StoreRequest:
-    """All that the arrays depend on; options as of `OccupationDataModule`."""
+    """All inputs that determine a store; options as in `OccupationDataModule`."""
 
-    files: dict[int, list[Path]]  # per part (train, validation, test) the tables with codes
+    files: dict[int, list[Path]]  # tables with codes of each part: train, validation, test
     columns: Columns
     system: CodeSystem
     book: CodeBookOptions = CodeBookOptions()
     split: SplitOptions = field(default_factory=SplitOptions)
     text: TextOptions = TextOptions()
     table: TableOptions = field(default_factory=TableOptions)
-    # That of a checkpoint, which then decides the encoding; `None` makes a new one.
+    # A checkpoint's recipe, which then determines the encoding; `None` makes a new one.
     recipe: dict[str, Any] | None = None
 
     def folder(self) -> Path:
-        """The cache folder of these arrays; reads the files' digests."""
+        """Return the store's cache folder; hashes all files."""
         book = None
         if self.book.path:
             check_file(Path(self.book.path), "data.code_book")
@@ -365,22 +365,22 @@ class StoreRequest:
 
 
 def encoding_digest(recipe: dict[str, Any]) -> str:
-    """Hex digest of what decides how a row is encoded."""
+    """Return the hex digest of the parts of a recipe that determine how a row is encoded."""
     return digest_of({key: recipe[key] for key in ENCODING_KEYS})
 
 
 class OccupationStore(ArrayFolder):
-    """The arrays of tables.
+    """Job descriptions and codes as arrays.
 
     Attributes:
-        recipe: what a checkpoint keeps to code a text in the same way.
-        arrays: code_points [P] uint32, the texts one behind the other; text_offsets [T + 1] int64;
-            is_truncated [T] bool; text_id [N] int32; language_id [N] int16, index in the recipe's
-            languages; code_ids [K] int32; code_offsets [N + 1] int64; part [N] int8, train,
-            validation or test; is_seen_text [N] bool, the text occurs in a training row;
-            is_seen_code [N] bool, every code of the row does; with `columns.source`, source_id [N]
-            int32.
-        sources: their names by id.
+        recipe: what a checkpoint keeps to encode texts in the same way.
+        arrays: code_points [P] uint32, the concatenated texts; text_offsets [T + 1] int64;
+            is_truncated [T] bool; text_id [N] int32; language_id [N] int16, index into the recipe's
+            languages; code_ids [K] int32; code_offsets [N + 1] int64; part [N] int8, 0 train, 1
+            validation, 2 test; is_seen_text [N] bool, whether the text occurs in a training row;
+            is_seen_code [N] bool, whether every code of the row does; with `columns.source`,
+            source_id [N] int32.
+        sources: names of the sources by id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -389,24 +389,24 @@ class OccupationStore(ArrayFolder):
         self.sources: list[str] = self.facts.get("sources", [])
 
     def rows(self, part: int) -> np.ndarray:
-        """[rows] int64: the rows of one part, in input order."""
+        """Return the rows of one part, [rows] int64, in input order."""
         return np.flatnonzero(self.arrays["part"] == part)
 
     def texts(self, rows: np.ndarray) -> list[np.ndarray]:
-        """[S] uint32 for each of these rows: its text."""
+        """Return the text of each of these rows, [S] uint32."""
         return self.parts("code_points", "text_offsets", self.arrays["text_id"][rows])
 
     def code_sets(self, rows: np.ndarray) -> list[np.ndarray]:
-        """[1 …] int32 for each of these rows: its codes."""
+        """Return the codes of each of these rows, int32, one or more."""
         return self.parts("code_ids", "code_offsets", rows)
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """[rows] int64: characters of each row's text."""
+        """Return the number of characters of each row's text, [rows] int64."""
         return np.diff(self.arrays["text_offsets"])[self.arrays["text_id"][rows]]
 
 
 def text_arrays(texts: Collection[str], max_length: int) -> dict[str, np.ndarray]:
-    """The code points of cut texts one behind the other, their offsets, and which were longer."""
+    """Return the concatenated code points of texts cut to max_length, offsets, and cut flags."""
     kept = [text[:max_length] for text in texts]
     return {
         "code_points": np.frombuffer("".join(kept).encode("utf-32-le"), "<u4"),
@@ -416,17 +416,17 @@ def text_arrays(texts: Collection[str], max_length: int) -> dict[str, np.ndarray
 
 
 def open_store(request: StoreRequest, on_bad_rows: OnBadRows = "error") -> OccupationStore:
-    """The arrays of this request, made where the cache lacks them.
+    """Return the store of this request, made at first use.
 
     Raises:
-        ValueError: rows break a rule; the first are named.
+        ValueError: rows break a rule; the message names the first ones.
     """
     make = partial(_write, request, BadRows(on_bad_rows))
     return OccupationStore(accepted(made_once(request.folder(), make), on_bad_rows))
 
 
 class _Rows:
-    """Rows as numbers of their distinct texts, languages and codes."""
+    """Rows as ids of their distinct texts, languages, codes and sources."""
 
     def __init__(self) -> None:
         self.text_ids: dict[str, int] = {}
@@ -448,7 +448,7 @@ class _Rows:
 
 
 def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
-    """Reads the tables of a request and writes its arrays; ValueError where rows break a rule."""
+    """Read the tables of a request and write its arrays; ValueError if rows break a rule."""
     recipe, options, book = request.recipe, request.book, None
     normalisation, max_length = request.text.normalisation, request.text.max_length
     if recipe is not None:
@@ -468,7 +468,7 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     bad_rows.settle(folder)
     parts = _parts(request, rows)
     is_train = parts == TRAIN
-    if system.max_codes is None:  # as many codes per record as a row has
+    if system.max_codes is None:  # the most codes of any row
         system = CodeSystem(**{**system.to_dict(), "max_codes": max(rows.num_codes)})
         book = book and CodeBook(system, book.codes, book.descriptions)
     book = book or build_code_book(system, None, rows.code_ids)
@@ -481,7 +481,7 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
             used.add(DESCRIPTION_LANGUAGE)
         languages = [UNKNOWN, *sorted(used - {UNKNOWN})]
 
-    # Text, and every code, occur in a training row; descriptions apart.
+    # Whether text and codes occur in training rows; descriptions do not count.
     text_id, code = np.array(rows.text), np.array(rows.code)
     offsets = np.cumsum([0, *rows.num_codes], dtype=np.int64)
     is_seen_text = np.isin(text_id, text_id[is_train])
@@ -492,8 +492,8 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
             text = normalisation(description)
             if text and name not in book.system.specials:
                 rows.add(Job(text, DESCRIPTION_LANGUAGE, (name,), None), TRAIN)
-    new = (0, len(rows.text) - len(parts))  # descriptions are training rows themselves
-    index = {name: i for i, name in enumerate(languages)}  # 0, unknown, where training had none
+    new = (0, len(rows.text) - len(parts))  # descriptions were added as training rows
+    index = {name: i for i, name in enumerate(languages)}  # 0 is unknown, also for new languages
     language_id = np.array([index.get(name, 0) for name in rows.language_ids], np.int16)
     code_id = np.array([book.index(name) for name in rows.code_ids], np.int32)
     arrays = {
@@ -525,7 +525,7 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
 
 
 def _parts(request: StoreRequest, rows: _Rows) -> np.ndarray:
-    """[N] int8; training rows are divided where the parts have no rows of their own."""
+    """Return the part of each row [N] int8, after the split of training rows."""
     parts = np.array(rows.part, dtype=np.int8)
     files, train = request.files, np.flatnonzero(parts == TRAIN)
     split = None if request.columns.split else request.split.beside(files)
@@ -544,16 +544,15 @@ def _parts(request: StoreRequest, rows: _Rows) -> np.ndarray:
 
 
 class PredictIndex(ArrayFolder):
-    """The distinct inputs of some tables.
+    """The distinct inputs of tables to code.
 
     Attributes:
         files: the tables.
-        table: how they are written.
-        notes: what of their rows is not as it should be.
-        arrays: code_points [P] uint32, the texts one behind the other; text_offsets [D + 1] int64;
-            is_truncated [D] bool; language_ids [D] int16, index in the recipe's languages,
-            0 = unknown; input_of_row [N] int64, the number of the row's input, -1 = a row without
-            text.
+        table: format of the tables.
+        notes: sentences on rows with empty texts or unknown languages.
+        arrays: code_points [P] uint32, the concatenated texts; text_offsets [D + 1] int64;
+            is_truncated [D] bool; language_ids [D] int16, index into the recipe's languages,
+            0 = unknown; input_of_row [N] int64, index of the row's input, -1 = a row without text.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -570,17 +569,17 @@ def open_index(
     on_bad_rows: OnBadRows = "error",
     table: TableOptions = TableOptions(),  # noqa: B008 - frozen
 ) -> PredictIndex:
-    """The index of these tables, made where the cache lacks it.
+    """Return the index of tables to code, made at first use.
 
     Args:
         files: tables with a text column; code columns are not needed.
-        columns: which column holds text and language.
-        recipe: of the checkpoint that will code them.
-        on_bad_rows: `error` names the lines that cannot be cut into columns, `reject` leaves them
-            out.
+        columns: names of the columns with text and language.
+        recipe: recipe of the checkpoint that will code them.
+        on_bad_rows: what to do with rows that cannot be cut into columns: `error` raises, `reject`
+            leaves them out.
 
     Raises:
-        ValueError: tables differ in their columns, or rows break a rule.
+        ValueError: the tables differ in their columns, or rows break a rule.
     """
     tables = [Table(path, table) for path in files]
     for one in tables:

@@ -1,7 +1,7 @@
-"""Coded tables: every input column and row, in order, and the columns of the codes beside them.
+"""Output tables of the coder: all input rows and columns, in order, with columns for the codes.
 
-After prediction the tables are read again. A crosswalk adds the codes of other systems.
-Shapes: N rows, D distinct inputs, K most codes of one record, C codes of the book.
+The input tables are read again after prediction. A crosswalk adds the codes of other systems.
+Shapes: N rows, D distinct inputs, K the most codes of a record, C codes of the book.
 """
 
 import logging
@@ -24,12 +24,12 @@ ROWS_AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class CrosswalkOptions:
-    """A table that leads from codes to those of other systems, such as HISCLASS.
+    """A table that maps codes to other systems, such as HISCLASS.
 
     Args:
-        path: table with the column `code` and one more for each system, whose name the coded table
-            takes: `hisclass` becomes hisclass_1, hisclass_2 …
-        joined_by: text between several targets of one code; `None` refuses them.
+        path: table with the column `code` and one column per system; the coded table gets columns
+            named after it, such as hisclass_1, hisclass_2 … for `hisclass`.
+        joined_by: text between several targets of one code; `None` makes these an error.
     """
 
     path: str
@@ -37,11 +37,11 @@ class CrosswalkOptions:
 
 
 class Crosswalk:
-    """The targets of a code book's codes.
+    """Codes of other systems for the codes of a code book.
 
     Raises:
-        ValueError: the table has no code of the book, no other column, or one with a name of the
-            coded table; a code has several targets and `joined_by` is not given.
+        ValueError: the table has no code of the book, no second column, or a column name that the
+            coded table uses itself; or a code has several targets without `joined_by`.
     """
 
     def __init__(self, options: CrosswalkOptions, book: CodeBook) -> None:
@@ -82,7 +82,7 @@ class Crosswalk:
                 '%s: %d codes are none of this model\'s, such as "%s" in line %d: left out.',
                 *(options.path, len(unknown), *next(iter(unknown.items()))),
             )
-        # Name of a system -> [C + 1] texts by code id, "" where there is none and at -1.
+        # Name of a system -> [C + 1] texts by code id, "" for missing targets and id -1.
         self.targets: dict[str, np.ndarray] = {}
         for name, targets in found.items():
             if missing := [c for i, c in enumerate(book.codes) if i not in targets]:
@@ -101,31 +101,31 @@ def write_coded_table(
     path: Path,
     crosswalk: Crosswalk | None = None,
 ) -> None:
-    """Writes the coded table, whole or not at all; an existing file is never overwritten.
+    """Write the coded table to a new file, atomically.
 
     Args:
-        index: which row holds which input.
-        book: of the model that coded them.
+        index: the inputs, and the input of each row.
+        book: code book of the model.
         results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
-            set_confidence [D] probabilities, needs_review [D] bool; next_ids [D, k, K] and
-            next_confidence [D, k] where further sets are wanted; plausible [D, ceil(C / 8)] uint8,
-            a bit per code, from the lowest, of those that a set of a given coverage holds;
-            embedding [D, W] float32, written to `embeddings_path`.
-        path: a file of any kind of table.
-        crosswalk: to codes of other systems.
+            set_confidence [D] probabilities, needs_review [D] bool; if further sets are asked for,
+            next_ids [D, k, K] and next_confidence [D, k]; if a coverage is, plausible
+            [D, ceil(C / 8)] uint8, one bit per code, lowest first, for membership in the set of
+            plausible codes; embedding [D, W] float32, written to `embeddings_path`.
+        path: a table file of any kind.
+        crosswalk: maps to the codes of other systems.
 
     Raises:
-        FileExistsError: the file exists, or that of the vectors.
+        FileExistsError: the file exists, or that of the embeddings.
         RuntimeError: a table has changed since the index was made.
     """
     is_typed = kind_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
-    num_codes = int((results["code_ids"] >= 0).sum(1).max(initial=1))  # as many as an answer has
+    num_codes = int((results["code_ids"] >= 0).sum(1).max(initial=1))  # the most in any answer
     num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
-    # One empty entry at the end, which index -1 (no code) finds.
+    # The last entry is empty, for index -1 (no code).
     codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
 
     def values(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
-        """Fractions of six decimals, which text shows, whole numbers, or true and false."""
+        """Return a column; fractions get six decimals, as text in csv files."""
         is_fraction = np.issubdtype(column.dtype, np.floating)
         if is_fraction and is_typed:
             column = np.round(column.astype(np.float64), 6)
@@ -134,7 +134,7 @@ def write_coded_table(
         return pa.array(column, mask=~is_there)
 
     def added(rows: slice) -> dict[str, pa.Array]:
-        """The added columns of these rows, in order."""
+        """Return the added columns of these rows."""
         input_ids = index.arrays["input_of_row"][rows]
         is_coded, ids = input_ids >= 0, np.maximum(input_ids, 0)
         columns: dict[str, pa.Array] = {}
@@ -160,7 +160,7 @@ def write_coded_table(
             sets = ["|".join(codes[:-1][row]) for row in held]
             columns["plausible_codes"] = pa.array(sets, pa.string())
             columns["num_plausible"] = values(held.sum(1), is_coded)
-        # A row without text has no code: a person must look at it.
+        # A row without text has no code, so a person must look at it.
         needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
         columns["needs_review"] = values(needs_review, np.ones_like(is_coded))
         columns["truncated"] = values(index.arrays["is_truncated"][ids], is_coded)
@@ -177,13 +177,13 @@ def write_coded_table(
 
 
 def embeddings_path(path: Path) -> Path:
-    """Where the texts' vectors beside a coded table lie."""
+    """Return the path of the embeddings that belong to a coded table."""
     return path.with_name(f"{path.name}.embeddings.parquet")
 
 
 def write_embeddings(index: PredictIndex, vectors: np.ndarray, path: Path) -> None:
-    """Write vectors [D, W] float32 to a parquet file with the column `embedding`, a row for every
-    row of the tables, null without text, whole or not at all."""
+    """Write vectors [D, W] float32 atomically to a parquet file with the column `embedding` and one
+    row per row of the tables, null for rows without text."""
     width = vectors.shape[1]
     kind = pa.list_(pa.float32(), width)
     with (

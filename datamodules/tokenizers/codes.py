@@ -1,6 +1,6 @@
-"""Characters of texts, code systems, and code books of them.
+"""Normalised texts as code points, code systems, and code books.
 
-Shapes: C codes, L symbols per block (the longest code), V symbols.
+Shapes: S characters, C codes, L symbols per block (the longest code), V symbols.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from datamodules.files.tables import Table, check_file
 CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
 PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
 DIGITS = "0123456789"
-MOST_CODES = 5  # of one record, of which the loss tries every order
+MOST_CODES = 5  # codes of one record; the loss tries all their orders
 NUM_ERRORS_SHOWN = 20
 LOST_ZEROS = (
     'code "{}" seems to have lost its leading zeros ("{}"); read and save code columns as text.'
@@ -32,33 +32,32 @@ _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
 _FOLDED_STATUS = frozenset(map(fold_accents, _STATUS))
 
 
-# Options of earlier checkpoints, of which these values alone are left.
+# Options in old checkpoints that are now fixed to these values.
 GONE = {"unicode_form": "NFKC", "strip": True, "collapse_whitespace": True, "lowercase": True}
 
 
 @dataclass(frozen=True)
 class TextNormalisation:
-    """What is done to a text before a model sees it; every checkpoint keeps it.
+    """Normalisation of texts before a model reads them; every checkpoint keeps it.
 
-    Letters become small, as case carries no meaning in most records, ligatures, full-width letters
-    and the like plain ones (NFKC), and every run of white space, line breaks included, one blank;
-    none is left at the ends.
+    Texts are lowercased, as case carries no meaning in most records. Ligatures, full-width letters
+    and the like become plain letters (NFKC). Every run of white space, line breaks included,
+    becomes one blank, and the ends are stripped.
 
     Args:
-        drop_status_words: leave out words such as "deceased" that say nothing about the work, with
-            the punctuation around them; a text of such words alone stays as it is.
-        fold_accents: small letters lose their accents, æ becomes ae and ø o, as in texts that were
-            transliterated to ASCII.
+        drop_status_words: drop words such as "deceased" that say nothing about the work, with the
+            punctuation around them; a text of such words only is not changed.
+        fold_accents: remove accents, with æ as ae and ø as o, as in texts transliterated to ASCII.
     """
 
     drop_status_words: bool = False
     fold_accents: bool = False
 
     def __call__(self, text: str) -> str:
-        """Return the normalised text; doing it twice changes nothing more."""
-        text, before = text.replace("\0", " "), None  # 0 is the padding
-        # Lower case can undo the form (İ becomes two characters) and the form can make capitals
-        # (™ becomes TM), so both are repeated until nothing changes.
+        """Return the normalised text; normalising it again changes nothing."""
+        text, before = text.replace("\0", " "), None  # 0 is padding
+        # Lowercasing can undo NFKC (İ becomes two characters) and NFKC can make capitals (™ becomes
+        # TM), so both are repeated until nothing changes.
         while text != before:
             before, text = text, unicodedata.normalize("NFKC", text).lower()
         if self.fold_accents:
@@ -72,14 +71,14 @@ class TextNormalisation:
         return " ".join(text.split())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is done as plain JSON types; a newer option where it is set, so that recipes
-        of earlier checkpoints are those of today."""
+        """Return the options as plain JSON types; newer options only if they are set, so that
+        recipes of earlier checkpoints stay equal."""
         own = {n: v for n, v in asdict(self).items() if n != "fold_accents" or v}
         return {"lowercase": True, **own}
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> "TextNormalisation":
-        """Return what `to_dict` described; ValueError for a value that no text gets any more."""
+        """Return the normalisation of `to_dict`; ValueError for values that are not supported."""
         for name, value in GONE.items():
             if kept.get(name, value) != value:
                 raise ValueError(
@@ -90,27 +89,26 @@ class TextNormalisation:
 
 
 def encode(text: str, max_length: int) -> np.ndarray:
-    """Return the first `max_length` code points of a normalised text without NUL, [S] int32,
-    never 0."""
+    """Return the first `max_length` code points of a normalised text, [S] int32, never 0."""
     return np.frombuffer(text[:max_length].encode("utf-32-le"), dtype="<i4").astype(np.int32)
 
 
 def decode(code_points: np.ndarray) -> str:
-    """Return the text of these code points, padding left out."""
+    """Return the text of these code points, without padding."""
     return code_points[code_points != PADDING_ID].astype("<u4").tobytes().decode("utf-32-le")
 
 
 class CodeSystem:
-    """The rules by which a code is written; `parse` checks one code and returns its normal form.
+    """The rules for valid codes; `parse` checks a code and returns its normal form.
 
     Args:
-        length: symbols (characters) of every ordinary code; `None` is any.
-        alphabet: characters that a code may hold; `None` is any character.
-        specials: codes outside the rules, each one symbol, such as -1 for "no title", with the
-            description that is used where a code book names none.
-        max_codes: most codes of one record, 1 to 5; `None` is as many as a row of the data has.
-        symbol_separator: text between the symbols of a code, such as "," in 1,14,0; `None` takes
-            every character as one.
+        length: number of characters of every ordinary code; `None` allows any.
+        alphabet: characters that a code may contain; `None` allows any.
+        specials: codes exempt from the rules, each a single symbol, such as -1 for "no title", with
+            the description to use if the code book has none.
+        max_codes: the most codes of one record, 1 to 5; `None` is the most that a row has.
+        symbol_separator: text between the symbols of a code, such as "," in 1,14,0; `None` makes
+            every character a symbol.
     """
 
     def __init__(
@@ -129,25 +127,25 @@ class CodeSystem:
 
     @property
     def is_open(self) -> bool:
-        """Whether a code may have any length and no parts."""
+        """Whether codes may have any length and are not cut by a separator."""
         return self.length is None and self.symbol_separator is None
 
     def to_dict(self) -> dict[str, Any]:
-        """The system as plain JSON types, the arguments of `CodeSystem`; a separator where there is
-        one, so that recipes of earlier checkpoints are those of today."""
+        """Return the arguments of `CodeSystem` as plain JSON types; a separator only if it is set,
+        so that recipes of earlier checkpoints stay equal."""
         return {n: v for n, v in vars(self).items() if n != "symbol_separator" or v}
 
     def split(self, code: str) -> list[str]:
-        """The symbols of a code in normal form; a special is one symbol."""
+        """Return the symbols of a code in normal form; a special code is one symbol."""
         if code in self.specials:
             return [code]
         return code.split(self.symbol_separator) if self.symbol_separator else list(code)
 
     def parse(self, raw: str) -> str:
-        """The code in its normal form: outer spaces dropped, nothing else changed.
+        """Return the code in normal form, which is the code without outer spaces.
 
         Raises:
-            ValueError: the code breaks the rules; says which one and shows the likely right code.
+            ValueError: the code breaks a rule; the message names it and suggests the right code.
         """
         code = raw.strip()
         if code in self.specials:
@@ -179,7 +177,7 @@ class CodeSystem:
         return code
 
 
-# HISCO has five digits, and -1, -2, -3 outside the tree; the census of 1950 three digits.
+# HISCO codes have five digits, besides -1, -2 and -3; those of the census of 1950 have three.
 SYSTEMS: dict[str, dict[str, Any]] = {
     "hisco": {
         "length": 5,
@@ -197,7 +195,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 
 def named_code_system(system: str | CodeSystem) -> CodeSystem:
-    """The code system of this name (hisco, occ1950, from_data); a CodeSystem is passed through."""
+    """Return the code system with this name (hisco, occ1950, from_data), or a given CodeSystem."""
     if isinstance(system, CodeSystem):
         return system
     if system not in SYSTEMS:
@@ -211,12 +209,12 @@ def named_code_system(system: str | CodeSystem) -> CodeSystem:
 
 
 class Trie(NamedTuple):
-    """The legal codes as a tree over whole blocks of L symbols: every leaf lies at depth L.
+    """Prefix tree of the valid codes as blocks of L symbols; every leaf is at depth L.
 
-    next_node [nodes, V] int32: the child under each symbol, -1 = illegal; node 0 is the root.
-    leaf_code [nodes] int32: index of the code that ends here, -1 = inside the tree.
-    num_leaves [nodes] int32: number of codes below, the node itself included.
-    The empty block has no path: a decoder allows it at the root.
+    next_node [nodes, V] int32: child for each symbol, -1 = not allowed; node 0 is the root.
+    leaf_code [nodes] int32: index of the code that ends at a leaf, -1 = inner node.
+    num_leaves [nodes] int32: number of codes at or below the node.
+    The empty block is not in the tree: a decoder allows it at the root.
     """
 
     next_node: np.ndarray
@@ -225,8 +223,8 @@ class Trie(NamedTuple):
 
     @classmethod
     def of_table(cls, table: np.ndarray, num_symbols: int) -> "Trie":
-        """The trie of distinct rows [C, L] of symbol ids, C >= 1; nodes are numbered breadth first,
-        symbols in order."""
+        """Return the trie of distinct rows [C, L] of symbol ids, C >= 1; nodes are numbered breadth
+        first, in symbol order."""
         order = np.lexsort(table.T[::-1])
         rows = table[order]
         differs = np.ones(rows.shape, dtype=bool)
@@ -248,14 +246,14 @@ class Trie(NamedTuple):
 
 
 class CodeBook:
-    """Every legal code with its description and its spelling in symbol ids.
+    """The valid codes with their descriptions and symbol ids.
 
     Args:
-        codes: C distinct codes in normal form; their order gives the code ids.
+        codes: C distinct codes in normal form; their order determines the code ids.
         descriptions: one text per code, possibly empty.
-        symbols: the V symbols, control symbols first; `None` is those of the codes in order.
+        symbols: the V symbols, control symbols first; `None` takes the codes' symbols, sorted.
 
-    `table` [C, L] int64 spells each code, shorter codes filled with <end>; `block_size` is L.
+    `table` [C, L] int64 holds the symbol ids of each code, padded with <end>; `block_size` is L.
     """
 
     def __init__(
@@ -272,7 +270,7 @@ class CodeBook:
         spelled = [system.split(code) for code in self.codes]
         if symbols is None:
             found = {symbol for row in spelled for symbol in row}
-            # Digits sort as numbers, before all else.
+            # Numbers sort by value, before other symbols.
             order = {s: (not s.isdecimal(), int(s) if s.isdecimal() else 0, s) for s in found}
             symbols = [*CONTROL_SYMBOLS, *sorted(found, key=order.__getitem__)]
         self.symbols = list(symbols)
@@ -290,10 +288,10 @@ class CodeBook:
         return code in self._code_id
 
     def index(self, code: str) -> int:
-        """The id of a code in normal form.
+        """Return the id of a code in normal form.
 
         Raises:
-            ValueError: the book lacks the code; the nearest codes are listed.
+            ValueError: the book lacks the code; the message lists the nearest codes.
         """
         found = self._code_id.get(code)
         if found is not None:
@@ -311,7 +309,7 @@ class CodeBook:
         )
 
     def nearest(self, code: str, count: int = 5) -> list[tuple[str, str]]:
-        """Codes with the fewest different symbols, an early difference counting more."""
+        """Return the codes with the fewest different symbols; early differences count more."""
         row = [self._symbol_id.get(s, -1) for s in self.system.split(code)][: self.block_size]
         row += [END_ID] * (self.block_size - len(row))
         places = 1 + np.arange(self.block_size, 0, -1) / (self.block_size + 1) ** 2
@@ -320,7 +318,7 @@ class CodeBook:
         return [(self.codes[i], self.descriptions[i]) for i in best]
 
     def to_dict(self) -> dict[str, Any]:
-        """The book as plain JSON types; `from_dict` gives it back with the same ids."""
+        """Return the book as plain JSON types; `from_dict` restores it with equal ids."""
         return {
             "system": self.system.to_dict(),
             "codes": self.codes,
@@ -330,23 +328,23 @@ class CodeBook:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> "CodeBook":
-        """The book that `to_dict` described."""
+        """Return the book of `to_dict`."""
         return cls(**{**state, "system": CodeSystem(**state["system"])})
 
 
 def build_code_book(
     system: CodeSystem, book_path: Path | None, codes_in_data: Iterable[str]
 ) -> CodeBook:
-    """The legal codes: those of the book file, or else those in the data; specials always.
+    """Return the book of valid codes: those of a file, else those in the data, and all specials.
 
     Args:
         book_path: csv, tsv or parquet with the columns `code` and `description`, or `None`.
-        codes_in_data: codes in normal form, read only without a book: a code that a book lacks is
-            an error of its row.
+        codes_in_data: codes in normal form, used only without a file; with one, a row with a code
+            that the file lacks is a bad row.
 
     Raises:
-        FileNotFoundError: there is no such book.
-        ValueError: the book or the data hold no code, or a line of the book is wrong.
+        FileNotFoundError: the file does not exist.
+        ValueError: file or data have no codes, or a line of the file is invalid.
     """
     descriptions: dict[str, str] = {}
     if book_path is not None:
@@ -377,9 +375,9 @@ def build_code_book(
 
 
 def refuse_decimals(codes: Iterable[str]) -> None:
-    """Raise ValueError where a spreadsheet made decimal numbers of codes, such as 51020.0 in a
-    column with gaps: another code than 51020. Where one has other digits behind its point, the
-    point belongs to the codes."""
+    """Raise ValueError if a spreadsheet has turned codes into decimal numbers, such as 51020 into
+    51020.0 in a column with empty cells. If any code has other digits after the point, the points
+    belong to the codes."""
     decimal = sorted(code for code in codes if re.fullmatch(r"-?\d+\.\d+", code))
     if decimal and all(code.rstrip("0").endswith(".") for code in decimal):
         raise ValueError(
@@ -389,8 +387,8 @@ def refuse_decimals(codes: Iterable[str]) -> None:
 
 
 def code_warnings(codes: Iterable[str]) -> list[str]:
-    """Sentences on codes that a spreadsheet or a missing option seems to have made, for open
-    systems, where `CodeSystem.parse` cannot know."""
+    """Return warnings of codes that a spreadsheet may have changed or that should be cut, for open
+    code systems, in which `CodeSystem.parse` cannot tell."""
     known, warnings = sorted(set(codes)), []
     if cut := lost_zero_suspects(known):
         warnings.append(
@@ -408,10 +406,10 @@ def code_warnings(codes: Iterable[str]) -> list[str]:
 
 
 def lost_zero_suspects(codes: Iterable[str]) -> list[str]:
-    """Codes that look like numbers cut short: those that with zeros in front are other codes, or
-    else digits only, one shorter than all others, no "0…"; sorted, distinct. For systems without a
-    fixed length, where `CodeSystem.parse` cannot know.
-    """
+    """Return the codes, sorted, that may have lost zeros; for systems without a fixed length.
+
+    These are numbers that with zeros in front are other codes; else all shorter numbers, if they
+    lack a single digit, are fewer than half, and no number begins with 0."""
     digits = {code for code in codes if code.isdecimal()}
     longest = max((len(code) for code in digits), default=0)
     shorter = sorted(code for code in digits if len(code) < longest)

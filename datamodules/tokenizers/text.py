@@ -1,7 +1,7 @@
-"""Tokenizers of texts: bytes, words, trained on a run's texts, or a model's own.
+"""Text tokenizers: bytes, characters, words or byte pairs of the training text, or a model's own.
 
-A pipeline of the tokenizers library is read as the JSON that its tokenizer.json holds. Chats are
-rendered by Jinja templates of the Hugging Face kind, as transformers does it.
+Pipelines of the tokenizers library are inspected as the JSON of their tokenizer.json. Chats are
+rendered by transformers with Jinja templates of the Hugging Face kind.
 """
 
 import json
@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, decoders, models, pre_to
 from datamodules.core.store import digest_of, file_digest
 
 Kind = Literal["characters", "words", "bytes", "bpe", "folder"]
-Message = Mapping[str, Any]  # role and content, and what else a template reads
+Message = Mapping[str, Any]  # role, content and other keys that a template reads
 TEXT_RECIPE_KEY = "text_recipe"
 DEFAULT_VOCAB_SIZE = 8000
 END_OF_TEXT = "<|endoftext|>"
@@ -41,12 +41,12 @@ TEMPLATES = {
         "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
     )
 }
-SPACE_MARK = "▁"  # of SentencePiece
+SPACE_MARK = "▁"  # space in SentencePiece tokens
 SEQUENCES = ("normalizers", "pretokenizers", "decoders")
-# Four characters are white space to Python, and not to `tokenizers`.
+# \x1c to \x1f are white space in Python, but not in `tokenizers`.
 WORD = re.compile(r"(?:\S|[\x1c-\x1f])+")
 BYT5_SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # 0, 1, 2
-BYT5_EXTRA = 125  # sentinels of pretraining, the last tokens
+BYT5_EXTRA = 125  # sentinel tokens of pretraining, last in the vocabulary
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -54,34 +54,34 @@ BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class TextTokenizer:
     """A tokenizer with the special tokens that language models need.
 
-    A special token that stands in a text counts as that token.
+    The name of a special token in a text is read as that token.
     """
 
-    backend: Tokenizer  # the pipeline; it adds no special token of its own
+    backend: Tokenizer  # pipeline, which adds no special tokens itself
     end_id: int  # token that ends a document or an answer
-    # Token that begins a document; `None` where the vocabulary has none.
+    # Token that begins a document; `None` if the vocabulary has none.
     begin_id: int | None = None
     chat_template: str | None = None  # Jinja template that turns messages into text
-    # Name -> token of the Hugging Face layout, such as pad_token.
+    # Hugging Face name, such as pad_token -> token.
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, special ones included."""
+        """Number of token ids, including special tokens."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
     def special_ids(self) -> np.ndarray:
-        """Ids of the special tokens, ascending int64; a text is decoded without them."""
+        """Ids of the special tokens, ascending int64; `decode` skips them by default."""
         added = self.backend.get_added_tokens_decoder().items()
         return np.array(sorted(i for i, token in added if token.special), np.int64)
 
     @cached_property
     def end_ids(self) -> list[int]:
-        """Tokens that end a text: end-of-text, and what the chat template ends an answer with."""
+        """Tokens that end a text: end-of-text, and the one that the template puts after answers."""
         chat = [{"role": role, "content": "a turn"} for role in ("user", "assistant")]
         ends = [self.end_id]
-        with suppress(ValueError):  # without a template, or with one that refuses such a chat
+        with suppress(ValueError):  # no template, or it refuses such a chat
             _, behind = self.render(chat).rsplit("a turn", 1)
             ends += self.encode(behind.strip())[:1].tolist()
         return [i for i in dict.fromkeys(ends) if i == self.end_id or i in self.special_ids]
@@ -89,29 +89,29 @@ class TextTokenizer:
     def encode_batch(
         self, texts: Sequence[str], places: Sequence[str] = (), continues: bool = False
     ) -> list[np.ndarray]:
-        """Return the token ids of each text, [n] int64, without special tokens around it.
+        """Return the token ids of each text, [n] int64, without added special tokens.
 
         Args:
-            places: file and line of each, for an error.
-            continues: the texts go on in the middle of others, so that they get no space before
-                their first word where the tokenizer puts one.
+            places: file and line of each text, for errors.
+            continues: the texts continue others, so a tokenizer that puts a space before the first
+                word of a text does not do so.
 
         Raises:
-            ValueError: a text holds a character or a word that the vocabulary cannot spell.
+            ValueError: a text holds a character or a word that the vocabulary cannot encode.
         """
         encoder = self._without_first_space if continues else self._encoder
         encodings = self._encoded(encoder.encode_batch_fast, texts, places)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the token ids of one text, [n] int64, as `encode_batch`."""
+        """Return the token ids of one text, [n] int64, see `encode_batch`."""
         return self.encode_batch([text])[0]
 
     def encode_with_offsets(
         self, texts: Sequence[str], places: Sequence[str] = ()
     ) -> list[Encoding]:
-        """Return `ids` of each text and `offsets`, the characters from which each token comes;
-        arguments and errors as of `encode_batch`."""
+        """Return encodings with `ids` and `offsets`, the characters of each token; arguments and
+        errors as in `encode_batch`."""
         return self._encoded(self._encoder.encode_batch, texts, places)
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True) -> str:
@@ -121,8 +121,8 @@ class TextTokenizer:
     def decode_continuation(
         self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = True
     ) -> str:
-        """Return the text of token ids that follow others, with the space before its first word,
-        which some decoders take away."""
+        """Return the text of token ids that follow others, with the space before the first word
+        that some decoders strip."""
         if self._anchor is None:
             return self.decode(ids, skip_special_tokens)
         text = self.decode([self._anchor, *ids], skip_special_tokens)
@@ -134,15 +134,15 @@ class TextTokenizer:
         add_generation_prompt: bool = False,
         tools: Sequence[Message] = (),
     ) -> str:
-        """Return the text of a chat, special tokens included; with `add_generation_prompt` it ends
-        where the assistant's answer begins.
+        """Return the text of a chat with special tokens; with `add_generation_prompt` it ends where
+        the assistant's answer begins.
 
         Args:
-            tools: what the assistant may call, as the template reads it.
+            tools: tools that the assistant may call, in the form that the template reads.
 
         Raises:
-            ValueError: there is no chat template, it refuses these messages, or it leaves out a
-                tool or the call of one.
+            ValueError: there is no chat template, it refuses these messages, or it omits a tool or
+                a tool call.
         """
         if self.chat_template is None:
             raise ValueError(
@@ -174,11 +174,11 @@ class TextTokenizer:
         return text
 
     def byte_lengths(self) -> np.ndarray | None:
-        """Return how many UTF-8 bytes each token spells, [V] int64; special tokens spell none.
+        """Return how many UTF-8 bytes each token stands for, [V] int64; 0 for special tokens.
 
-        Over the tokens of a text they add up to the bytes of the text as the tokenizer normalises
-        it, with the space that some put before its first word. `None` where tokens do not spell
-        the text, such as pieces that hold no spaces.
+        Summed over a text's tokens they are the bytes of the text as normalised by the tokenizer,
+        with the space that some put before the first word. `None` if tokens do not add up to the
+        text, such as pieces without spaces.
         """
         pipeline = json.loads(self.backend.to_str())
         model, steps = pipeline["model"], _steps(pipeline["decoder"])
@@ -195,7 +195,7 @@ class TextTokenizer:
         alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
         lengths = np.zeros(self.vocab_size, np.int64)
         for token, i in self.backend.get_vocab(with_added_tokens=True).items():
-            if is_of_bytes and alphabet.issuperset(token):  # another piece spells itself
+            if is_of_bytes and alphabet.issuperset(token):  # other tokens are plain text
                 lengths[i] = len(token)
             elif is_marked and BYTE_PIECE.fullmatch(token):
                 lengths[i] = 1
@@ -206,7 +206,7 @@ class TextTokenizer:
         return lengths
 
     def hugging_face_files(self) -> dict[str, str]:
-        """Return file name -> content of a folder that transformers' AutoTokenizer reads."""
+        """Return file name -> content of a folder for transformers' AutoTokenizer."""
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
@@ -232,15 +232,15 @@ class TextTokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Hex digest of all that decides the tokens of a text."""
+        """Hex digest of all that determines the tokens of a text."""
         return digest_of(self.to_dict())
 
     @cached_property
     def _anchor(self) -> int | None:
-        """A token whose text stays as it is, whatever is decoded behind it, if there is one."""
+        """A token whose text does not depend on the tokens decoded after it, or `None`."""
         special = self.backend.get_added_tokens_decoder()
         for token, i in sorted(self.backend.get_vocab().items(), key=lambda pair: pair[1]):
-            if i in special or BYTE_PIECE.fullmatch(token):  # bytes join with those behind them
+            if i in special or BYTE_PIECE.fullmatch(token):  # bytes merge with the next ones
                 continue
             text = self.backend.decode([i])
             is_word = text.isprintable() and text.strip() == text and "\ufffd" not in text
@@ -250,8 +250,8 @@ class TextTokenizer:
 
     @cached_property
     def _renderer(self) -> Any:
-        """A tokenizer of transformers, in whose sandbox templates run: they come from strangers.
-        Rendering reads the special tokens and no vocabulary."""
+        """A transformers tokenizer, whose sandbox runs templates, as they are untrusted code. It
+        has no vocabulary, since rendering needs only the special tokens."""
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(
@@ -262,8 +262,8 @@ class TextTokenizer:
 
     @cached_property
     def _encoder(self) -> Tokenizer:
-        """The pipeline, which refuses what no token stands for, where byte pairs would drop it
-        without a word, and keeps spaces within the offsets of tokens."""
+        """The pipeline, changed so that characters without a token raise an error (BPE would drop
+        them silently), and that tokens' offsets include their spaces."""
         encoder = Tokenizer.from_str(self.backend.to_str())
         encoder.post_processor = None  # type: ignore[assignment]
         if isinstance(encoder.model, models.BPE) and encoder.model.unk_token is None:
@@ -272,7 +272,7 @@ class TextTokenizer:
 
     @cached_property
     def _without_first_space(self) -> Tokenizer:
-        """The same without the space that it may put before a text's first word."""
+        """`_encoder` without the space that it may put before a text's first word."""
         pipeline = json.loads(self._encoder.to_str())
         normalizer = pipeline["normalizer"]
         kept = [step for step in _steps(normalizer) if step["type"] != "Prepend"]
@@ -286,8 +286,8 @@ class TextTokenizer:
         return Tokenizer.from_str(json.dumps(pipeline))
 
     def _encoded(self, encode: Any, texts: Sequence[str], places: Sequence[str]) -> Any:
-        """Return what a method of a pipeline makes of texts; a ValueError names the first word or
-        character that the vocabulary cannot spell."""
+        """Call a pipeline's `encode` method on texts; ValueError names the first word or character
+        that the vocabulary cannot encode."""
         try:
             return encode(list(texts), add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
@@ -323,16 +323,15 @@ class TokenizerOptions:
     """Which tokenizer turns text into tokens.
 
     Args:
-        kind: `characters` of the training text, its `words` between white space, `bytes`, byte
-            pairs trained on the training text (`bpe`), or that of a Hugging Face folder
-            (`folder`).
-        vocab_size: the most tokens of `bpe` (256 of them are bytes) or `words` (all of which must
-            have room), end-of-text included; a short text gives fewer. `None` is 8000.
-        min_count: of `words`: those of fewer texts, and those that are unknown, become one token;
-            `None` keeps all words and refuses unknown ones.
-        path: of `folder`.
+        kind: `bytes`, the `characters` or the `words` (between white space) of the training text,
+            byte pairs learnt from it (`bpe`), or the tokenizer of a Hugging Face folder (`folder`).
+        vocab_size: the most tokens of `bpe` (256 of them are bytes) or `words` (which must all
+            fit), end-of-text included; a short text gives fewer. `None` is 8000.
+        min_count: for `words`: words in fewer texts, and unknown words, become one special token;
+            `None` keeps all words and rejects unknown ones.
+        path: folder of the tokenizer, for `folder`.
         chat_template: a Jinja file that turns messages into text, or the built-in `plain`; `None`
-            keeps that of the folder.
+            keeps the folder's template.
     """
 
     kind: Kind = "bytes"
@@ -352,7 +351,7 @@ class TokenizerOptions:
             )
 
     def facts(self) -> dict[str, Any]:
-        """Return plain values on which the tokenizer depends, besides the texts.
+        """Return plain values that, with the texts, determine the tokenizer.
 
         Raises:
             FileNotFoundError: the folder or the template does not exist.
@@ -381,12 +380,12 @@ def options_of_model(folder: str | None, given: TokenizerOptions | None) -> Toke
     """Return the options of the tokenizer for training.
 
     Args:
-        folder: of the model's tokenizer, if it brings one.
-        given: by the user; `None` takes the model's, else bytes. A chat template alone joins the
-            model's tokenizer.
+        folder: folder of the model's own tokenizer, if it has one.
+        given: the user's options; `None` takes the model's tokenizer, else bytes. Options with only
+            a chat template add it to the model's tokenizer.
 
     Raises:
-        ValueError: the user's tokenizer is not the model's.
+        ValueError: the user's tokenizer differs from the model's.
     """
     if folder is None:
         return given or TokenizerOptions()
@@ -407,11 +406,11 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
     """Return the tokenizer that the options describe.
 
     Args:
-        texts: of training; read where the vocabulary comes from them (characters, words, bpe).
+        texts: training texts; read only for a vocabulary (characters, words, bpe).
 
     Raises:
         FileNotFoundError: the folder or the template does not exist.
-        ValueError: there is no text to take the vocabulary from, or the folder is incomplete.
+        ValueError: there is no text for the vocabulary, or the folder is incomplete.
     """
     template = options.chat_template and _named_template(options.chat_template)
     vocab_size = options.vocab_size or DEFAULT_VOCAB_SIZE
@@ -429,8 +428,8 @@ def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextToken
 
 
 def _folder_files(path: str) -> list[Path]:
-    """Return the files of a folder on which its tokenizer depends; one of ByT5 has but a
-    configuration."""
+    """Return the files that determine a folder's tokenizer; for ByT5 only a configuration is
+    needed."""
     folder = Path(path).expanduser()
     config = folder / CONFIG_FILE
     is_byt5 = config.is_file() and '"ByT5Tokenizer"' in config.read_text("utf-8")
@@ -445,24 +444,24 @@ def _folder_files(path: str) -> list[Path]:
 
 
 def _folder_tokenizer(folder: Path) -> TextTokenizer:
-    """Return the tokenizer of a folder with tokenizer.json, or of ByT5."""
+    """Return the tokenizer of a folder with tokenizer.json, or ByT5's."""
     files, config = _folder_files(str(folder)), dict[str, Any]()
     if folder / PIPELINE_FILE not in files:
         return byt5_tokenizer()
     try:
         backend = Tokenizer.from_file(str(folder / PIPELINE_FILE))
-        for name in (SPECIAL_FILE, CONFIG_FILE):  # the second has all options
+        for name in (SPECIAL_FILE, CONFIG_FILE):  # the later one wins
             if folder / name in files:
                 config |= json.loads((folder / name).read_text("utf-8"))
     except Exception as error:  # the tokenizers library raises plain Exception
         raise ValueError(
             f"the tokenizer in {folder} cannot be read ({error}); copy the folder again."
         ) from error
-    backend.no_truncation()  # tokenizer.json may hold both, and would cut texts in silence
+    backend.no_truncation()  # a setting of tokenizer.json would cut texts silently
     backend.no_padding()
     special = {name: config[name] for name in NAMES if config.get(name)}
     special = {n: t["content"] if isinstance(t, dict) else t for n, t in special.items()}
-    end = "eos_token" if "eos_token" in special else "sep_token"  # BERT has the latter alone
+    end = "eos_token" if "eos_token" in special else "sep_token"  # BERT has only the latter
     ids = {name: backend.token_to_id(token) for name, token in special.items()}
     end_id = ids.get(end)
     if end_id is None:
@@ -472,7 +471,7 @@ def _folder_tokenizer(folder: Path) -> TextTokenizer:
         )
     tokens = {name: token for name, token in special.items() if ids[name] is not None}
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    # A template writes them into the text, where they must be found.
+    # Templates write special tokens as text, so the pipeline must recognise them.
     backend.add_special_tokens([token for token in tokens.values() if token not in known])
     template = config.get("chat_template")
     if isinstance(template, list):  # several by name
@@ -483,7 +482,7 @@ def _folder_tokenizer(folder: Path) -> TextTokenizer:
 
 
 def byte_tokenizer() -> TextTokenizer:
-    """Return the tokenizer whose tokens are the 256 bytes of UTF-8, and end-of-text."""
+    """Return the tokenizer of the 256 bytes and end-of-text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -492,7 +491,7 @@ def byte_tokenizer() -> TextTokenizer:
 
 
 def character_tokenizer(texts: Iterable[str]) -> TextTokenizer:
-    """Return the tokenizer whose tokens are the characters of these texts, and end-of-text."""
+    """Return the tokenizer of these texts' characters and end-of-text."""
     alphabet: set[str] = set()
     for text in texts:
         alphabet.update(text)
@@ -505,20 +504,20 @@ def character_tokenizer(texts: Iterable[str]) -> TextTokenizer:
 def word_tokenizer(
     texts: Iterable[str], vocab_size: int, min_count: int | None = None
 ) -> TextTokenizer:
-    """Return the tokenizer whose tokens are the words of these texts, and end-of-text.
+    """Return the tokenizer of these texts' words and end-of-text.
 
-    A word is what stands between white space; a decoded text has one space between two words.
-    See `TokenizerOptions`.
+    Words are separated by white space; decoding puts one space between them. See
+    `TokenizerOptions`.
 
     Raises:
-        ValueError: there is no word, or there are more than vocab_size.
+        ValueError: there are no words, or more than fit into vocab_size.
     """
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(set(WORD.findall(text.replace(END_OF_TEXT, " "))))
     words = sorted(word for word, count in counts.items() if count >= (min_count or 1))
     _check_vocabulary("words", words)
-    # No word is empty: without a token for the unknown, such a word is refused.
+    # "" is in no vocabulary, so that an unknown word without a token for it raises an error.
     unknown = "" if min_count is None else UNKNOWN_WORD
     vocabulary = {word: i for i, word in enumerate([*words, *([unknown] if unknown else [])])}
     if len(vocabulary) >= vocab_size:
@@ -533,9 +532,9 @@ def word_tokenizer(
 
 
 def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
-    """Return the tokenizer of the most frequent byte pairs of these texts, and end-of-text.
+    """Return the tokenizer of these texts' most frequent byte pairs and end-of-text.
 
-    Texts are cut into words as GPT-2 does it; the same texts in any order give the same tokens.
+    Texts are cut into words as in GPT-2; the order of texts does not change the tokenizer.
 
     Source: Sennrich, Haddow, Birch 2016; bytes as in Radford et al. 2019, section 2.2.
     """
@@ -555,7 +554,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
 
 
 def byt5_tokenizer() -> TextTokenizer:
-    """Return the tokenizer of ByT5: bytes of UTF-8 behind three special tokens.
+    """Return the tokenizer of ByT5: the 256 bytes after three special tokens.
 
     Source: Xue et al. 2022, section 3.1.
     """
@@ -563,7 +562,7 @@ def byt5_tokenizer() -> TextTokenizer:
     vocabulary = {token: number for number, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    # Blanks beside the first three belong to them.
+    # The first three special tokens absorb adjacent blanks.
     special = [AddedToken(token, lstrip=True, rstrip=True) for token in BYT5_SPECIAL.values()]
     backend.add_special_tokens([*special, *(f"<extra_id_{n}>" for n in range(BYT5_EXTRA))])
     return TextTokenizer(backend, vocabulary["</s>"], None, None, BYT5_SPECIAL)
