@@ -269,6 +269,11 @@ class UnisonoCLI(LightningCLI):
         config.ckpt_path = None  # so that the saved config starts a new run
         with usage_errors():
             self.verdict = rules.check(config, os.environ, StrategyRegistry.available_strategies())
+            *_, empty = known_arguments(None, self.values)
+            if empty:
+                raise ValueError(
+                    f"{', '.join(empty)} must not be null: give a value, or leave it out."
+                )
         self.config_dump = self.values  # for hyperparameters; Lightning's dump validates all again
         if self.subcommand != "fit" and self.choice.ckpt_path is None:
             self.verdict.warnings.append(
@@ -526,7 +531,7 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     if class_path is None:
         return {}, step
     classes.check(path, class_path, values)
-    known, gone = known_arguments(locate(class_path), values)
+    known, gone, _ = known_arguments(locate(class_path), values)
     if gone:
         say_first(f"{path} is of another version, whose {', '.join(gone)} has no effect any more")
     kept = {name: value for name, value in known.items() if name not in START_ONLY}

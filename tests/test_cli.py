@@ -52,6 +52,7 @@ MISTAKES = [
     (["--exactness=bitwize"], "must be one of gradient, bitwise.*mean bitwise"),
     (["--data.global_batch_size=abc"], "data.global_batch_size must be a whole number, got abc"),
     (["--data.global_batch_size=0"], "global_batch_size must be at least 1, got 0"),
+    (["--config=causal_lm/debug.yaml", "--data.plan=null"], "data.plan must not be null: give a"),
     (["--trainer.max_epochs"], "--trainer.max_epochs: expected one argument"),
     (["other.yaml"], "`other.yaml` is no option.*--config other.yaml"),
     (["--config=toyy.yaml"], "toyy.yaml: this file does not exist.*Did you mean toy.yaml"),

@@ -429,7 +429,7 @@ class ExactModule(LightningModule):
                 f"{path} holds a {kind.__name__}, not a {cls.__name__}; load it by its own class."
             )
         kind.stored_recipe(content)  # raises for another family, before an option is blamed below
-        values, gone = known_arguments(kind, values)
+        values, gone, _ = known_arguments(kind, values)
         if gone:
             rank_zero_warn(f"{path} is of another version, whose {', '.join(gone)} has no effect.")
         classes.check(path, kind, values)

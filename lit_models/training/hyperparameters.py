@@ -44,17 +44,12 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(name, getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, functools.partial):
-        # jsonargparse wraps a class as partial(instantiator, ..., Class, **options).
-        classes = [part for part in (value.func, *value.args) if inspect.isclass(part)]
-        if not classes:
-            raise ValueError(
-                f"{name} is {value!r}; a checkpoint can keep functools.partial of a class alone."
-            )
-        options = {key: _plain(name, item) for key, item in value.keywords.items()}
-        return {"class_path": _path_of(classes[-1]), "init_args": options}
-    if inspect.isclass(value):
-        return {"class_path": _path_of(value)}
+    # jsonargparse wraps a class as partial(instantiator, ..., Class, **options).
+    is_partial = isinstance(value, functools.partial)
+    parts, options = ((value.func, *value.args), value.keywords) if is_partial else ((value,), {})
+    if classes := [part for part in parts if inspect.isclass(part)]:
+        init_args = {"init_args": _plain(name, options)} if is_partial else {}
+        return {"class_path": _path_of(classes[-1]), **init_args}
     raise ValueError(
         f"{name} is {value!r}, which a checkpoint cannot keep as a plain value; pass a class, or "
         "functools.partial(Class, option=value), instead of a lambda or an object."
@@ -217,20 +212,22 @@ def _types_in(hint: Any) -> Iterator[Any]:
                 yield from _types_in(part)
 
 
-def known_arguments(kind: Any, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that a class's constructor has, and "name=value" of those that only
-    another version has, `None` left out: also of dataclasses, and of our classes in a value."""
+def known_arguments(kind: Any, values: Mapping[str, Any]) -> tuple[Any, list[str], list[str]]:
+    """Return the arguments that a class's constructor has, "name=value" of those that only another
+    version has, and the names of those that are `None` against their type; also in values of our
+    classes and of dataclasses."""
     gone: list[str] = []
-    return _known([kind], values, "", gone), gone
+    empty: list[str] = []
+    return _known([kind], values, "", gone, empty), gone, empty
 
 
-def _known(types: list[Any], value: Any, key: str, gone: list[str]) -> Any:
+def _known(types: list[Any], value: Any, key: str, gone: list[str], empty: list[str]) -> Any:
     if not isinstance(value, Mapping):
         return value
     class_path = value.get("class_path")
     if class_path is not None:
         own = [_imported(class_path)] if _is_within(class_path) else []
-        return {**value, "init_args": _known(own, value.get("init_args", {}), key, gone)}
+        return {**value, "init_args": _known(own, value.get("init_args", {}), key, gone, empty)}
     names = {} if dict in types else _arguments(types)
     kept = {}
     for name, item in value.items():
@@ -238,5 +235,7 @@ def _known(types: list[Any], value: Any, key: str, gone: list[str]) -> Any:
         if names and name not in names:
             gone += [] if item is None else [f"{at}={item}"]
         else:
-            kept[name] = _known(names.get(name, []), item, at, gone)
+            kinds = names.get(name, [Any])
+            empty += [at] if item is None and kinds != [Any] and type(None) not in kinds else []
+            kept[name] = _known(kinds, item, at, gone, empty)
     return kept

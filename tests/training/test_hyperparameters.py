@@ -261,12 +261,11 @@ def test_options_of_another_version_are_found_at_any_depth():
     options = {"class_path": encoder, "init_args": {"width": 8, "gone": 1}}
     loss = {"linear": {"cost": 1.0, "gone": 2}, "gone": {"x": 3}}
     values = {"encoder": options, "loss": loss, "temperature": {"flat": 1.0}, "gone": 4}
-    known, gone = known_arguments(LitOccupationCoder, values)
+    known, gone, _ = known_arguments(LitOccupationCoder, values)
     assert gone == ["encoder.gone=1", "loss.linear.gone=2", "loss.gone={'x': 3}", "gone=4"]
     options = {"class_path": encoder, "init_args": {"width": 8}}
     loss = {"linear": {"cost": 1.0}}
     assert known == {"encoder": options, "loss": loss, "temperature": {"flat": 1.0}}
-    retriever = {"dimensions": None, "fusion": {"weight": 0.5}}
-    assert known_arguments(lit_models.LitRetriever, retriever) == ({"fusion": {"weight": 0.5}}, [])
-    scorer = {"heads": {"a": {"weight": 2.0}}}  # free names
-    assert known_arguments(lit_models.LitTextScorer, scorer) == (scorer, [])
+    fusion, heads = {"fusion": {"weight": 0.5}}, {"heads": {"a": {"weight": 2.0}}}  # free names
+    assert known_arguments(lit_models.LitRetriever, {"gone": None, **fusion}) == (fusion, [], [])
+    assert known_arguments(lit_models.LitTextScorer, heads) == (heads, [], [])
