@@ -1,7 +1,7 @@
-"""Level B of sameness: gradients added in one fixed binary tree, equal bits on 1, 2, 4 processes.
+"""Bitwise exactness: gradients summed in one fixed binary tree, equal bits on 1, 2, 4 processes.
 
-An optimizer step is cut into C chunks, a power of two; chunk c and chunk C - 1 - c are added first,
-and their sums again in this way. `datamodules.core.plan.deal` gives each replica a subtree.
+An optimizer step is split into C chunks, a power of two. Chunks c and C - 1 - c are added first,
+then their sums in the same way. `datamodules.core.plan.deal` gives each replica a subtree.
 """
 
 import os
@@ -20,11 +20,11 @@ from lit_models.training.dropout import DrawGuard
 from lit_models.training.exact import ExactModule
 from lit_models.training.strategies import BATCH_NORMS, strategy_name
 
-Gradients = list[Tensor | None]  # one per parameter; None where no loss has reached it
+Gradients = list[Tensor | None]  # one per parameter; `None` if no loss has reached it
 
 
 class TreeSum:
-    """Adds gradients pairwise as they come: a binary counter whose digits are partial sums."""
+    """Adds gradients pairwise as they arrive: a binary counter whose digits are partial sums."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -57,11 +57,11 @@ def added(left: Gradients, right: Gradients) -> Gradients:
 def added_over_ranks(
     gradients: Gradients, parameters: list[nn.Parameter], rank: int, world_size: int
 ) -> Gradients:
-    """Return the sum over all ranks in the order of the tree; a collective that uses the tensors of
-    `gradients` up. In each round two ranks swap their sums: a + b is b + a in every bit."""
+    """Return the sum over all ranks in the order of the tree; a collective that overwrites the
+    tensors of `gradients`. In each round two ranks swap their sums: a + b is b + a in every bit."""
     while world_size > 1:
         partner = rank ^ (world_size - 1)
-        # A 0 or 1 per parameter for whether it has a gradient, then those.
+        # For each parameter 1 or 0, whether it has a gradient, then all gradients.
         present = parameters[0].new_tensor([float(g is not None) for g in gradients])
         flat = [
             torch.zeros_like(p).flatten() if g is None else g.flatten()
@@ -84,15 +84,15 @@ def added_over_ranks(
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Hold this process to one thread, and kernels to one order of additions."""
+    """Limit this process to one thread, and kernels to a fixed order of additions."""
     threads = torch.get_num_threads()
     is_on = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    # It finds reads of memory that nobody wrote, and takes a fifth of a step.
+    # Filling only helps to find reads of uninitialized memory, and takes a fifth of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
@@ -103,8 +103,8 @@ def pinned() -> Iterator[None]:
 
 
 def check_run(strategy: str | None, precision: str | int | None, world_size: int) -> None:
-    """Raise ValueError for a run that cannot give equal bits, before its data is read; the strategy
-    is a name, `None` where the configuration names a class."""
+    """Raise ValueError for a run that cannot give equal bits, before its data is read; `strategy`
+    is a name, or `None` if the configuration names a class."""
     needed = []
     if not (strategy or "auto").startswith(("auto", "single_device", "ddp")):  # ddp_spawn too
         needed.append(f"trainer.strategy ddp or ddp_spawn, got {strategy}")
@@ -120,8 +120,8 @@ def check_run(strategy: str | None, precision: str | int | None, world_size: int
 
 
 def check_cut(data: PlannedDataModule) -> None:
-    """Raise ValueError for a step that is not cut alike on every number of devices, by the sizes
-    that the data and the trainer were given."""
+    """Raise ValueError if the sizes given to data and trainer do not split a step into the same
+    chunks on every number of devices."""
     total, accumulation = data.batching.global_batch_size, data.batching.accumulate_grad_batches
     num_replicas, size = data.num_replicas, data.micro_batch_size
     num_chunks, is_cut_by_size = num_replicas * accumulation, data.given_accumulation == 1
@@ -133,7 +133,7 @@ def check_cut(data: PlannedDataModule) -> None:
         )
     asked = -(-total // int(size)) if is_cut_by_size else num_chunks
     if num_chunks.bit_count() != 1 or num_chunks != asked:
-        # More devices than chunks of this size would cut smaller ones.
+        # With more devices than chunks of this size, chunks would become smaller.
         raise ValueError(
             f"exactness: bitwise needs a power of two of micro-batches in a step, not fewer than "
             f"devices: {num_replicas} devices x {accumulation} accumulated are {num_chunks}, and "
@@ -145,14 +145,14 @@ def check_cut(data: PlannedDataModule) -> None:
 class BitwiseSum(Callback):
     """Adds the gradients of micro-batches, and then of ranks, in one fixed binary tree.
 
-    Each gradient is taken away after its backward pass; the sum is put back before ledger, clipping
+    Each gradient is removed after its backward pass; the sum is put back before ledger, clipping
     and optimizer read it. Memory: log2(accumulation) + 1 copies of the gradients, at least three
-    where ranks swap them. While it fits, deterministic algorithms are on, with one thread: kernels
-    may split a sum by threads. Bits are equal on one kind of processor and one version of the
+    if ranks swap them. During `fit` torch uses deterministic algorithms and one thread, as kernels
+    may split a sum by threads. Bits are equal on one kind of processor with one version of the
     libraries.
 
     Raises:
-        ValueError: while fitting: a run that cannot give equal bits.
+        ValueError: in `fit`, if the run cannot give equal bits.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class BitwiseSum(Callback):
         self._undo: ExitStack | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot be, and fix threads and kernels before a weight is drawn."""
+        """Refuse a run that cannot be bitwise; fix threads and kernels before weights are drawn."""
         if stage != "fit":
             return
         data = getattr(trainer, "datamodule", None)
@@ -181,7 +181,7 @@ class BitwiseSum(Callback):
         self._undo.callback(setattr, pl_module, "averages_replicas", True)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the cut and the network, which are known now; dropout by what a step draws."""
+        """Check chunks and network, which are known now; dropout is noticed when a step draws."""
         data = trainer.datamodule
         check_cut(data)
         for name, module in pl_module.named_modules():
@@ -198,7 +198,7 @@ class BitwiseSum(Callback):
             "num_chunks": num_chunks,
             "gradient_copies": max(self._accumulation.bit_length(), 3 * (data.num_replicas > 1)),
         }
-        if self._resumed_chunks not in (None, num_chunks):  # the sums would be others
+        if self._resumed_chunks not in (None, num_chunks):  # sums would differ
             raise ValueError(
                 f"exactness: bitwise: the checkpoint's run had {self._resumed_chunks} chunks, this "
                 f"one {num_chunks}, and its bits would be others; restore data.micro_batch_size "
@@ -206,7 +206,7 @@ class BitwiseSum(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep ddp from adding gradients; weights are already alike on all ranks."""
+        """Keep ddp from averaging gradients; weights are already equal on all ranks."""
         self._sum = TreeSum()
         if isinstance(wrapped := trainer.strategy.model, DistributedDataParallel) and self._undo:
             self._undo.enter_context(wrapped.no_sync())
@@ -218,7 +218,7 @@ class BitwiseSum(Callback):
         self._guard.check(pl_module.device, "exactness: bitwise")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the gradients of a micro-batch away; after the last one put the step's back."""
+        """Move a micro-batch's gradients into the sum; after the last one set the step's sum."""
         own, rank = self._parameters, trainer.global_rank
         self._sum.push([p.grad for p in own])
         pl_module.zero_grad(set_to_none=True)

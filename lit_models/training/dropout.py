@@ -1,4 +1,4 @@
-"""Dropout whose mask belongs to the sample, not to the device, the micro-batch or the padding.
+"""Dropout whose mask depends on the sample, not on device, micro-batch or padding.
 
 Whether an element is dropped is a hash of (seed, epoch, sample id, module, its n-th call in the
 step, position on every axis): no generator and no state, so a resumed run draws the same masks.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lit_models.training.metrics import hash_ids
 
 _MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
-_CHANNELS, _MOST_AXES = -1, 8  # the axis of a site's table of channels, and the last that it has
+_CHANNELS, _MOST_AXES = -1, 8  # number of the channel axis, most other axes in compiled code
 
 
 def mixed(*parts: int | Tensor) -> Tensor:
@@ -29,16 +29,16 @@ def mixed(*parts: int | Tensor) -> Tensor:
 
 
 class SampleKeys:
-    """What the keyed dropouts of a network know about the micro-batch under way."""
+    """State of the current micro-batch, shared by the keyed dropouts of a network."""
 
     def __init__(self) -> None:
         self.rows: Tensor | None = None  # [B] int64 while a training step runs
         self.is_backward = False
         self._calls: Counter[int] = Counter()
-        self._seen: defaultdict[int, list[Tensor]] = defaultdict(list)  # rows of a module's calls
+        self._seen: defaultdict[int, list[Tensor]] = defaultdict(list)  # module -> rows of calls
 
     def begin(self, key: int, sample_id: Tensor) -> None:
-        """Start a micro-batch of samples [B] int64; the key is that of seed and epoch."""
+        """Start a micro-batch of samples [B] int64; `key` is a hash of seed and epoch."""
         self.rows = mixed(key, sample_id)
         self.is_backward = False
         self._calls.clear()
@@ -46,8 +46,8 @@ class SampleKeys:
 
     @contextmanager
     def of_texts(self, sample: Tensor, text: Tensor) -> Iterator[None]:
-        """Let a mask belong to a text instead of a row: what is computed in chunks, or once more in
-        the backward pass, drops the same.
+        """Key masks by text instead of by row, so that texts that are computed in chunks, or again
+        in the backward pass, get the same masks.
 
         Args:
             sample: [R] int64, position of each row's sample in the micro-batch.
@@ -85,19 +85,19 @@ class SampleKeys:
                 "pass, and again in the backward pass (activation checkpointing): which call is "
                 "repeated cannot be told. Give each call its own nn.Dropout, or do not checkpoint."
             )
-        return 0, self._seen[module][0]  # of texts too, whose context is left by now
+        return 0, self._seen[module][0]  # also of texts whose context has ended
 
 
 class KeyedDropout(nn.Dropout):
-    """Dropout with masks by key, in the place of a plain one; row r belongs to sample r // O.
-    Compiled code keeps no tables and counts no calls: each is the first one of its module."""
+    """Replacement of an `nn.Dropout`, with masks by key; row r belongs to sample r // O. Compiled
+    code keeps no tables and counts no calls: each counts as the first of its module."""
 
     def __init__(self, plain: nn.Dropout, index: int, place: str, keys: SampleKeys) -> None:
         super().__init__(plain.p, plain.inplace)
         self.train(plain.training)
         self.index, self.place, self.keys = index, place, keys
         self.sites = hash_ids(mixed(index, 0, torch.arange(_CHANNELS, _MOST_AXES)))
-        self.least = round(self.p * 2**32) - 2**31  # compiled code would round the first rate alone
+        self.least = round(self.p * 2**32) - 2**31  # compiled code could only round the first rate
         self.tables: dict[tuple[int, int], Tensor] = {}
 
     def forward(self, values: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class KeyedDropout(nn.Dropout):
             rows = rows[..., None] + self._table(call, axis, size, rows.device)
         words = hash_ids(rows).to(torch.int32)[..., None]  # [B, O, ...] and an axis of size 1
         words = words ^ self._table(call, _CHANNELS, channels, rows.device).to(torch.int32)
-        words.mul_(_MIX_1)  # the high bits then depend on all bits
+        words.mul_(_MIX_1)  # makes the high bits depend on all bits
         words.bitwise_xor_((words >> 15).bitwise_and_((1 << 17) - 1))  # a logical shift
         keep = words.mul_(_MIX_2) >= self.least
         noise = keep.view(values.shape).to(values.dtype).mul_(1 / (1 - self.p))
@@ -142,7 +142,7 @@ class KeyedDropout(nn.Dropout):
 
 
 def key_dropout(network: nn.Module, keys: SampleKeys) -> list[KeyedDropout]:
-    """Put a keyed dropout in the place of every `nn.Dropout` of a network, and return them."""
+    """Replace every `nn.Dropout` of a network by a keyed dropout, and return these."""
     keyed: dict[nn.Module, KeyedDropout] = {}  # one for a dropout that has several names
     with next((p.device for p in network.parameters()), torch.device("cpu")):
         for place, module in list(network.named_modules(remove_duplicate=False)):
@@ -153,7 +153,7 @@ def key_dropout(network: nn.Module, keys: SampleKeys) -> list[KeyedDropout]:
 
 
 def release_dropout(network: nn.Module) -> None:
-    """Put plain dropouts in the place of keyed ones."""
+    """Replace keyed dropouts by plain ones."""
     plain: dict[nn.Module, nn.Dropout] = {}
     for place, module in list(network.named_modules(remove_duplicate=False)):
         if isinstance(module, KeyedDropout):
@@ -162,18 +162,18 @@ def release_dropout(network: nn.Module) -> None:
 
 
 def keyed_texts(network: nn.Module, sample: Tensor, text: Tensor) -> AbstractContextManager[None]:
-    """Return `SampleKeys.of_texts` where the dropouts of a network are keyed."""
+    """Return the context `SampleKeys.of_texts`, or an empty one if no dropout is keyed."""
     keys = keys_in(network)
     return nullcontext() if keys is None else keys.of_texts(sample, text)
 
 
 def keys_in(network: nn.Module) -> SampleKeys | None:
-    """Return the keys of a network's dropouts; `None` where they are not keyed."""
+    """Return the keys of a network's dropouts; `None` if they are not keyed."""
     return next((m.keys for m in network.modules() if type(m) is KeyedDropout), None)
 
 
 class DrawGuard:
-    """Notices random numbers that a training step draws from the device's generator."""
+    """Detects random numbers that a training step draws from the device's generator."""
 
     def begin(self, device: torch.device) -> None:
         self._states = [torch.get_rng_state()]
@@ -193,12 +193,12 @@ class DrawGuard:
 
 
 class ExactDropout(Callback):
-    """Keys every `nn.Dropout` of the network by seed, epoch and sample while it fits.
+    """Keys every `nn.Dropout` of the network by seed, epoch and sample during `fit`.
 
     Masks are then the same on any number of devices, in any micro-batch and after a resume.
 
     Raises:
-        ValueError: while fitting: samples that share a row.
+        ValueError: in `fit`, if samples share a row.
         RuntimeError: a training step draws random numbers in another way.
     """
 
@@ -221,7 +221,7 @@ class ExactDropout(Callback):
     ) -> None:
         key = int(mixed(trainer.datamodule.seed, trainer.current_epoch))
         index = batch["sample_index"][:, 0] if "sample_index" in batch else slice(None)
-        self._keys.begin(key, batch["sample_id"][index])  # of rows of padding too
+        self._keys.begin(key, batch["sample_id"][index])  # also for rows of padding
         self._guard.begin(pl_module.device)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

@@ -1,8 +1,7 @@
-"""Exported folders: `model.safetensors` and `config.json`, plain data that runs alone.
+"""Exported folders: `model.safetensors` and `config.json`, plain data that needs no other file.
 
-A family may write the files of another program instead; what the config holds is then in
-`unisono.json`. Read back it is the dict that a checkpoint gives, so that whatever takes weights
-takes it too.
+A family may write the files of another program instead; the config is then `unisono.json`. A folder
+is read back as the dict that a checkpoint gives, so that it can be used wherever a checkpoint can.
 """
 
 import json
@@ -23,41 +22,41 @@ from lit_models.training.hyperparameters import INSTANTIATOR, UNTRUSTED, StoredC
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 OWN_CONFIG = "unisono.json"  # where config.json belongs to another program
 FORMAT = "unisono export 1"
-START_ONLY = ("init_from", "init_from_part")  # weights that the checkpoint has replaced
+START_ONLY = ("init_from", "init_from_part")  # initial weights, which training has replaced
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of an exported folder: those of another program, or the weights alone."""
+    """Files of an exported folder: those of another program, or the weights only."""
 
     weights: dict[str, Tensor]  # name -> tensor, under that program's names
-    # File name -> content; none in a folder of our own, whose config is `config.json`.
+    # File name -> content of that program's text files; empty in unisono's own layout.
     texts: dict[str, str] = field(default_factory=dict)
-    # Of the export's config, instead of its own, such as "extra".
+    # Values that replace those of the export's config, such as "extra".
     values: Mapping[str, Any] = field(default_factory=dict)
-    # Arguments of the module's constructor that are not needed with these values.
+    # Constructor arguments of the module that these values make unnecessary.
     replaced: tuple[str, ...] = ()
     reader: str = ""  # Python that loads `{folder}` in that program
     weights_file: str = WEIGHTS  # name of the file with the weights
-    is_whole: bool = True  # whether a module can be made of the folder alone
+    is_whole: bool = True  # whether a module can be created from the folder alone
 
 
 def paths_in(value: Any) -> set[str]:
-    """Return the hyperparameters that name files on this machine: an export does not hold them."""
+    """Return the hyperparameters that name files on this machine, which an export does not hold."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
         return set().union(*(paths_in(item) for item in value))
-    # A sign such as "/" is a word of some option, not the root of all files.
+    # "/" alone is some option's value, such as a separator, not the root folder.
     is_path = isinstance(value, str) and "/" in value.strip("/") and os.path.exists(value)
     return {value} if is_path else set()
 
 
 def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None:
-    """Write the folder so that it is absent or whole at every moment.
+    """Write the folder so that it is absent or complete at every moment.
 
-    safetensors refuses views and shared memory: copies are made of both, and a tensor that is
-    another's double stands in the config alone, as its name -> that of the stored one.
+    safetensors refuses views and shared memory: both are copied. A tied tensor is stored once, and
+    the config lists its other names: name -> name of the stored tensor.
 
     Args:
         folder: new or empty.
@@ -92,23 +91,23 @@ def write_exported(folder: Path, config: dict[str, Any], layout: Layout) -> None
             own = {name: json.dumps(config, indent=1, ensure_ascii=False) + "\n"}
             for name, text in {**layout.texts, **own}.items():
                 (unfinished / name).write_text(text, encoding="utf-8")
-    except SafetensorError as error:  # what the storage said is inside its text
+    except SafetensorError as error:  # its text includes the storage's error
         raise OSError(
             f"{folder} could not be written: {error}. Free space or name another folder with --to."
         ) from error
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> str:
-    """Write a file of safetensors with the modes of the user's other files; return its sha256."""
+    """Write a safetensors file with the user's default permissions; return its sha256."""
     path.touch()
-    mode = path.stat().st_mode  # safetensors has its own, which shuts out a user's group
+    mode = path.stat().st_mode  # safetensors' own permissions exclude the user's group
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(mode)
     return sha256_of(path)
 
 
 def read_exported(folder: str | Path, classes: StoredClasses = UNTRUSTED) -> dict[str, Any]:
-    """Return an exported folder as the dict that a checkpoint gives, tied tensors restored.
+    """Return an exported folder as the dict that a checkpoint gives, with tied tensors restored.
 
     Raises:
         FileNotFoundError: one of its two files is missing.
@@ -161,11 +160,11 @@ def class_of(class_path: str, source: str | Path, classes: StoredClasses) -> Any
     """Return the module class that a file names by its import path.
 
     Raises:
-        ValueError: it cannot be imported, is no `ExactModule`, or not of the allowed `classes`.
+        ValueError: it cannot be imported, is no `ExactModule`, or is not allowed by `classes`.
     """
     found = classes.of_module(source, class_path)
     is_module = isinstance(found, type) and issubclass(found, LightningModule)
-    if not (is_module and hasattr(found, "exported_layout")):  # ExactModule builds on this file
+    if not (is_module and hasattr(found, "exported_layout")):  # ExactModule imports this file
         what = "cannot be imported" if found is None else "is no ExactModule"
         raise ValueError(
             f"the class {class_path} {what}; give the import path of a LightningModule of this "

@@ -1,7 +1,7 @@
 """Rules on strategy, devices, launchers and batch sizes, checked before any data is read.
 
 Each refuses a value that would silently train something else: copies of one run, one rank of
-several, fewer devices than asked for, another batch. Torch is imported by `resolve_devices` alone.
+several, fewer devices than asked for, another batch. Only `resolve_devices` imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from datamodules.core.plan import Batching
 
-# Names of strategies: the classes of those that take options, how ddp's start their processes.
+# By strategy name: classes of strategies with options, and how ddp's variants start processes.
 STRATEGY_CLASSES = {
     "ddp": "lit_models.training.strategies.ReplicatedStrategy",
     "fsdp": "lit_models.training.strategies.FullyShardedStrategy",
@@ -27,14 +27,14 @@ START_METHODS: dict[str, Literal["popen", "spawn", "fork"]] = {
     "ddp_fork": "fork",
     "ddp_notebook": "fork",
 }
-SHELLS = ("bash", "interactive")  # jobs of SLURM of these names, which Lightning does not see
+SHELLS = ("bash", "interactive")  # names of SLURM jobs that Lightning does not treat as such
 
 
 @dataclass
 class Verdict:
-    """The run as it will be: the indices of its GPUs or the number of other devices, processes on
-    all machines, and warnings of a line each. GPU 0 stands there once for each task of a launcher
-    that shows every task no other."""
+    """Resolved devices of a run: indices of GPUs or the number of other devices, processes on all
+    machines, and warnings of a line each. If a launcher shows each task one GPU only, index 0 is
+    listed once per task."""
 
     accelerator: str
     devices: int | list[int]
@@ -43,8 +43,8 @@ class Verdict:
 
 
 def strategy_of(given: Any) -> tuple[str | None, Any]:
-    """Returns the name and the options of a strategy in a parsed configuration; of classes, only
-    those that spawn processes or are refused have a name."""
+    """Returns the name and the options of a strategy in a parsed configuration; the name of a class
+    is `None`, unless it spawns processes or is refused."""
     if isinstance(given, str):
         return given, {}
     options = (given or {}).get("init_args") or {}
@@ -55,7 +55,7 @@ def strategy_of(given: Any) -> tuple[str | None, Any]:
 
 
 def check(config: Any, environ: Mapping[str, str], strategies: list[str]) -> Verdict:
-    """Returns what a parsed command line of one verb will run on this machine; `strategies` are the
+    """Returns the devices that a parsed command line will use on this machine; `strategies` are the
     names that the Trainer knows.
 
     Raises:
@@ -95,11 +95,11 @@ def check_strategy(strategy: str | None, known: list[str]) -> None:
 
 
 def resolve_devices(trainer: Any, environ: Mapping[str, str]) -> Verdict:
-    """Returns the devices of this machine for the parsed `trainer` key, `auto` resolved, never
-    silently; where each task of a launcher sees one GPU, the devices are its tasks.
+    """Returns the devices of this machine for the parsed `trainer` key; if `auto` finds no GPU, it
+    warns. If each task of a launcher sees one GPU, every task counts as a device.
 
     Raises:
-        ValueError: devices that are not there, or none at all.
+        ValueError: devices do not exist, or none is named.
     """
     import torch
     from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -135,7 +135,7 @@ def resolve_devices(trainer: Any, environ: Mapping[str, str]) -> Verdict:
 
 
 def tensor_groups(size: int, world_size: int) -> int:
-    """Returns the number of tensor groups; ValueError where `size` does not divide the world."""
+    """Returns the number of tensor groups; ValueError if `size` does not divide `world_size`."""
     if size < 1 or world_size % size:
         raise ValueError(
             f"trainer.strategy.tensor_parallel_size is {size}, which does not divide "
@@ -152,7 +152,7 @@ def check_batch(config: Any, world_size: int) -> None:
     _, options = strategy_of(config.trainer.strategy)
     num_replicas = tensor_groups(options.get("tensor_parallel_size") or 1, world_size)
     data = config.data.get("init_args") or {}
-    if data.get("global_batch_size") is not None:  # else it has no such option
+    if data.get("global_batch_size") is not None:  # else the data have no such option
         batching = derive_batching(
             num_replicas,
             data["global_batch_size"],
@@ -174,7 +174,7 @@ def check_share(batching: Batching, world_size: int) -> None:
 
 
 def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
-    """Returns the processes that a launcher started, by the variables that say so."""
+    """Returns environment variable -> number of processes that a launcher started."""
     worlds = {"WORLD_SIZE": int(environ.get("WORLD_SIZE") or 1)}
     # In an interactive allocation only `srun` starts the tasks; there Lightning ignores SLURM.
     is_task = environ.get("SLURM_JOB_NAME") not in SHELLS or "SLURM_STEP_ID" in environ
@@ -184,8 +184,8 @@ def launched_worlds(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def check_world(world_size: int, strategy: str | None, environ: Mapping[str, str]) -> list[str]:
-    """Refuses a launcher's world that differs from the trainer's: N silent copies of one run, or
-    one silent rank of several. Returns warnings of a line each."""
+    """Refuses a launcher that started another number of processes than the trainer's: N copies of a
+    run, or one rank of several, would train silently. Returns warnings of a line each."""
     for name, started in launched_worlds(environ).items():
         if started <= 1:
             continue
@@ -218,8 +218,8 @@ def check_world(world_size: int, strategy: str | None, environ: Mapping[str, str
 
 
 def is_first_process(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether this process speaks for all and holds the run folder: rank 0 of a launch, or
+    """Returns whether this process acts for all and locks the run folder: rank 0 of a launcher, or
     the process that starts the others."""
-    # Where ranks are numbered, machines may be so in another order.
+    # If ranks have numbers, those count: nodes may be numbered in another order.
     places = ("RANK",) if environ.get("RANK") else ("SLURM_PROCID", "NODE_RANK")
     return not any(environ.get(name, "").strip("0") for name in (*places, "LOCAL_RANK"))

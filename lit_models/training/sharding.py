@@ -1,8 +1,8 @@
 """Sharded tensors and split layers: parts and wholes, norms, and the plan of a tensor group.
 
-A network says by patterns of names (`tensor_plan`) which layers several devices share. Every device
-of a tensor group computes the same samples: its own heads and inner channels of the layers that are
-split, and all of the rest. Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+A network's `tensor_plan` names, by patterns, the layers that several devices share. All devices of
+a tensor group process the same samples: each computes its own heads and inner channels of the split
+layers, and everything else. Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class TensorSplit:
 
     Args:
         style: `columns`: each device has some of the outputs. `rows`: each has some of the inputs,
-            and the results are added up. `input`: layers split by columns read the module's first
-            argument, whose gradient is added up once.
-        unit: name of what stays whole on a device, such as `num_heads`.
-        count: of these units; the size of a tensor group must divide it.
+            and the results are summed. `input`: layers split by columns read the module's first
+            argument, and its gradient is summed once for all of them.
+        unit: name of the number of units that are never split, such as `num_heads`.
+        count: number of these units; the size of a tensor group must divide it.
     """
 
     style: Literal["columns", "rows", "input"]
@@ -39,10 +39,10 @@ class TensorSplit:
 
 
 def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int) -> None:
-    """Raise ValueError for what cannot be split among the `size` devices of a tensor group.
+    """Raise ValueError if a module cannot be split over the `size` devices of a tensor group.
 
     Args:
-        plan: name pattern -> split, of its `tensor_plan()`.
+        plan: name pattern -> split, from its `tensor_plan()`.
     """
     changed = [
         f"{name} is a {type(layer).__name__}, no plain linear layer (model.lora?)"
@@ -67,8 +67,8 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether any part runs by torch.compile, in place or wrapped."""
-    # Whose class would import the compiler: seconds.
+    """Return whether torch.compile has compiled any part, in place or by a wrapper."""
+    # A check for the wrapper's class would import the compiler, which takes seconds.
     return any(
         p._compiled_call_impl is not None or hasattr(p, "_orig_mod") for p in module.modules()
     )
@@ -77,10 +77,10 @@ def is_compiled(module: nn.Module) -> bool:
 def planned_layers(
     module: nn.Module, plan: dict[str, TensorSplit]
 ) -> Iterator[tuple[str, nn.Module, TensorSplit]]:
-    """Yield name, layer and split of all that a plan names.
+    """Yield name, layer and split of every layer in a plan.
 
     Raises:
-        ValueError: a pattern fits no name.
+        ValueError: a pattern matches no name.
     """
     layers = dict(module.named_modules())
     for pattern, split in plan.items():
@@ -94,8 +94,8 @@ def planned_layers(
 
 
 def split_layers(module: nn.Module, plan: dict[str, TensorSplit], mesh: DeviceMesh) -> None:
-    """Give this rank its part of the planned layers, in place and without communication; names of
-    parameters stay. The mesh is that of a tensor group."""
+    """Reduce the planned layers to this rank's parts, in place and without communication; parameter
+    names stay. The mesh is that of the tensor group."""
 
     def whole_input(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Mark the first argument as whole on all devices: its gradient is the sum of theirs."""
@@ -111,14 +111,14 @@ def split_layers(module: nn.Module, plan: dict[str, TensorSplit], mesh: DeviceMe
 
 
 def whole(value: Any) -> Any:
-    """Return a sharded tensor whole, a collective; anything else as it is."""
+    """Return a sharded tensor gathered, by a collective; any other value unchanged."""
     return value.detach().full_tensor() if isinstance(value, DTensor) else value
 
 
 def sharded_like(value: Any, parameter: Tensor) -> Any:
-    """Return this rank's shard of a whole tensor that has a parameter's shape, without
-    communication; another value as it is. It is cut where it lies, perhaps in a mapped file, and no
-    more than the shard is read or sent to the parameter's device."""
+    """Return this rank's shard of a whole tensor with a parameter's shape, without communication;
+    any other value unchanged. The tensor is cut where it is, perhaps in a memory-mapped file: only
+    the shard is read and sent to the parameter's device."""
     if isinstance(value, DTensor) or not isinstance(parameter, DTensor):
         return value
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
@@ -136,7 +136,7 @@ def sharded_like(value: Any, parameter: Tensor) -> Any:
 
 
 def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return this rank's part of each tensor; they share memory."""
+    """Return this rank's part of each tensor, as views of the same memory."""
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
@@ -149,10 +149,10 @@ def num_copies(tensor: Tensor) -> int:
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm [] over all tensors, whole: one collective where they are sharded.
+    """Return the L2 norm [] of all whole tensors, by one collective if they are sharded.
 
-    torch's function takes sharded tensors through the sharding rules one by one, for seconds where
-    this takes a millisecond: it gets the local parts.
+    torch's function gets the local parts: with sharded tensors it would apply the sharding rules
+    one by one, which takes seconds instead of a millisecond.
     """
     if not any(isinstance(tensor, DTensor) for tensor in tensors):
         return torch.nn.utils.get_total_norm(tensors)
