@@ -1,4 +1,4 @@
-"""Everything that turns files into batches. Modules are imported when first named."""
+"""Everything that turns files into batches; modules are imported on first use."""
 
 import importlib
 from typing import Any

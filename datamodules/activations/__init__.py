@@ -1,1 +1,1 @@
-"""Activations of a frozen language model: which, where they are kept, and their batches."""
+"""Activations of a frozen language model: their documents, stores and batches."""

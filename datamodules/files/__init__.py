@@ -1,1 +1,1 @@
-"""Files in and out: tables, rows, documents, and their division."""
+"""Reading and writing of tables, rows and documents; splits and audits."""

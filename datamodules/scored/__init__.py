@@ -1,1 +1,1 @@
-"""Texts with what people said of them: numbers, levels, classes, labels."""
+"""Texts with labels: numbers, ordered levels, classes, or several labels at once."""

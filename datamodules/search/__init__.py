@@ -1,1 +1,1 @@
-"""Collections of documents, queries and judgements, and what is made of them."""
+"""Collections of documents, queries and judgements; batches for rankers and retrievers."""

@@ -1,1 +1,1 @@
-"""Texts, chats, pages, pairs and prompts as batches of tokens for models that write."""
+"""Texts, chats, pages, pairs and prompts as token batches for models that generate text."""

@@ -1,1 +1,1 @@
-"""Text and codes to integers and back: one file per kind of vocabulary."""
+"""Texts and codes as integers and back: one file per kind of vocabulary."""
