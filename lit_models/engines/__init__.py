@@ -1,4 +1,4 @@
-"""Launchers that may start a run again in another world, and what a command line leaves to them."""
+"""Launchers that may restart a run in another world, and the options that they decide."""
 
 import importlib
 import os
@@ -8,14 +8,14 @@ from lit_models.config_files import given_value, one_word_each
 from lit_models.errors import UsageError
 
 AUTO = "--trainer.num_nodes=auto"
-BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a rank without a launcher
+BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # for a rank without a launcher
 
 
 def launch(argv: list[str]) -> int:
     """Run fit, validate, test or predict on the engine that `--engine` names; return the status.
 
     Raises:
-        UsageError: there is no such engine, or what it needs is not installed.
+        UsageError: the engine is unknown or not installed.
     """
     given = [word for word in one_word_each(argv) if word.startswith("--engine")]
     named = {word for word in given if word.startswith("--engine=")}
@@ -25,12 +25,12 @@ def launch(argv: list[str]) -> int:
 
 
 def in_launched_world(argv: list[str], environ: Mapping[str, str]) -> list[str]:
-    """Returns a command line with the nodes, and devices of each, of its launcher's world where
-    they are not given or `auto`: those of torchrun, which may start the same command again in
-    another world; if nodes are `auto` those of SLURM; else one node."""
+    """Returns a command line with trainer.num_nodes and devices of its launcher's world where they
+    are not given or `auto`: under torchrun, which may restart the same command in another world,
+    and under SLURM if num_nodes is `auto`. Without a launcher, `auto` is one node."""
     given = {name: given_value(argv, f"trainer.{name}") for name in ("num_nodes", "devices")}
     is_auto = given["num_nodes"] == "auto"
-    argv = [word for word in argv if word != AUTO]  # the parser knows numbers alone
+    argv = [word for word in argv if word != AUTO]  # the parser takes numbers alone
     world = {"num_nodes": 1} if is_auto else {}
     if "TORCHELASTIC_RUN_ID" in environ:
         on_node = int(environ["LOCAL_WORLD_SIZE"])
@@ -43,8 +43,8 @@ def in_launched_world(argv: list[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def complete_rendezvous(environ: dict[str, str] | os._Environ[str], num_nodes: int) -> None:
-    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand, with RANK, WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT alone, equally many ranks on each node.
+    """Adds LOCAL_RANK and NODE_RANK for a rank that was started by hand with only RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT; each node has equally many ranks.
 
     Raises:
         ValueError: a variable is missing, or the numbers contradict each other.

@@ -1,4 +1,4 @@
-"""Jobs: what each kind of cluster is asked for."""
+"""Resources of a job, and the kinds of clusters that run it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 from lit_models.config_files import ROOT, given_option, given_value
 from lit_models.errors import UsageError
 
-CPUS_BESIDE_A_GPU = 4  # which make its batches
-# In the order of the manual of sbatch: minutes, minutes:seconds, hours:minutes:seconds, then days.
+CPUS_BESIDE_A_GPU = 4  # which prepare its batches
+# Formats of sbatch: minutes, minutes:seconds, hours:minutes:seconds, or these after days-.
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 LOCAL = "localhost:29400"  # torchrun's own port
-TAKERS = {  # target -> words of the command that takes its file
+TAKERS = {  # target -> words of the command that submits its file
     "slurm": ("sbatch", "--parsable"),
     "torchrun": ("bash",),
     "ray": (
-        *("ray", "job", "submit", "--no-wait", "--working-dir=."),  # which is sent, but for these
+        *("ray", "job", "submit", "--no-wait", "--working-dir=."),  # sent along, except for these
         '--runtime-env-json={"excludes": ["/runs/", "/logs/", "/.git/"]}',
     ),
     "skypilot": ("sky", "jobs", "launch", "--yes"),
     "kubernetes": ("kubectl", "apply", "--filename"),
 }
-ELASTIC = ("torchrun", "ray", "kubernetes")  # whose nodes may come and go
-REMOTE = ("ray", "skypilot", "kubernetes")  # which do not see the folder of the submission
-USERS = {  # option that not all targets know -> those that do
+ELASTIC = ("torchrun", "ray", "kubernetes")  # their nodes may come and go
+REMOTE = ("ray", "skypilot", "kubernetes")  # they do not see the folder of the submission
+USERS = {  # option that only some targets have -> these targets
     **dict.fromkeys(("nodelist", "partition", "account", "time_limit", "save_ahead_s"), ("slurm",)),
     "cpus_per_task": ("slurm", "skypilot", "kubernetes"),
     "max_restarts": ("torchrun", "ray", "skypilot", "kubernetes"),
@@ -41,38 +41,38 @@ USERS = {  # option that not all targets know -> those that do
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job asks the cluster for, checked before it waits a night for it.
+    """Resources that a job asks the cluster for, checked before the job waits for them.
 
     Args:
         target: slurm, ray, skypilot, kubernetes, or torchrun, which is started by hand on each
-            machine. Options that name no target are for all.
-        nodes: machines; as 1:4 the fewest and the most of a run that grows and shrinks: torchrun,
-            ray, kubernetes.
-        gpus_per_node: GPUs of each, with one process for each GPU; without it, a job on CPUs.
+            machine. Options without a target here apply to all.
+        nodes: number of machines; 1:4 is the fewest and the most of a run that grows and shrinks:
+            torchrun, ray, kubernetes.
+        gpus_per_node: GPUs of each machine, with one process per GPU; left out, the job uses CPUs.
         tasks_per_node: processes on each machine of a job on CPUs; 1 by default.
-        cpus_per_task: CPU cores of each process; beside a GPU 4 by default, which make its batches:
-            slurm, skypilot, kubernetes.
-        nodelist: machines that must be among them; slurm.
-        partition: of the cluster; slurm.
-        account: that the job is charged to; slurm.
-        time_limit: of one job, such as 90 (minutes) or 2-12 (days and hours); slurm.
+        cpus_per_task: CPU cores of each process; with a GPU 4 by default, which prepare its
+            batches; slurm, skypilot, kubernetes.
+        nodelist: machines that the job must include; slurm.
+        partition: partition of the cluster; slurm.
+        account: account that the job is charged to; slurm.
+        time_limit: limit of one job, such as 90 (minutes) or 2-12 (days and hours); slurm.
         save_ahead_s: how long before the time limit the run is told to save; slurm.
-        max_restarts: losses of a rank or a node after which the run is given up; all but slurm,
-            which requeues without end.
-        rendezvous: HOST:PORT of one of the machines, on which all meet; torchrun.
-        address: of the cluster's dashboard, such as http://HOST:8265; ray.
+        max_restarts: restarts after the loss of a rank or a node before the run is given up; all
+            but slurm, which requeues without limit.
+        rendezvous: HOST:PORT of one of the machines, at which all meet; torchrun.
+        address: address of the cluster's dashboard, such as http://HOST:8265; ray.
         gpu: name of the GPU, such as H100; skypilot.
-        image: of the container, in which unisono is installed; kubernetes.
-        storage: a claim or volume and where it is mounted, such as my-volume:/data, which holds
-            the run folder, by default /data/runs/NAME; kubernetes, and skypilot, where on one
-            node it may be a bucket, s3://mine:/data.
-        install: a line that installs unisono on a new machine, in the folder that is sent there;
-            skypilot.
-        activate: a line for the job's shell, such as "source ~/venv/bin/activate"; repeatable; all
-            but ray, whose workers have the cluster's Python.
+        image: container image in which unisono is installed; kubernetes.
+        storage: a claim or volume and its mount point, such as my-volume:/data, for the run
+            folder, by default /data/runs/NAME; kubernetes, and skypilot, where a job on one node
+            can take a bucket, s3://mine:/data.
+        install: a shell line that installs unisono on a new machine, run in the folder that is
+            sent there; skypilot.
+        activate: a shell line that the job runs first, such as "source ~/venv/bin/activate";
+            repeatable; all but ray, whose workers have the cluster's Python.
 
     Raises:
-        UsageError: the job would be refused, or an option has no effect there.
+        UsageError: the job would be refused, or an option has no effect for the target.
     """
 
     target: str = "slurm"
@@ -155,58 +155,58 @@ class Resources:
 
     @property
     def fewest(self) -> int:
-        """Nodes at least."""
+        """Smallest number of nodes."""
         return world_sizes(self.nodes, "--nodes")[0]
 
     @property
     def most(self) -> int:
-        """Nodes at most."""
+        """Largest number of nodes."""
         return world_sizes(self.nodes, "--nodes")[1]
 
     @property
     def tasks(self) -> int:
-        """Processes on each node."""
+        """Number of processes on each node."""
         return self.tasks_per_node if self.tasks_per_node is not None else self.gpus_per_node or 1
 
     @property
     def mount(self) -> str:
-        """The folder at which the machines see the storage; "" without one."""
+        """Mount point of the storage; "" without storage."""
         return (self.storage or "").rpartition(":")[2]
 
     @property
     def processes(self) -> int:
-        """On all machines."""
+        """Largest number of processes on all machines."""
         return self.most * self.tasks
 
     @property
     def cpus(self) -> int | None:
-        """Of each process; `None` leaves them to the cluster, which often gives one."""
+        """CPU cores of each process; `None` leaves it to the cluster, which often gives one."""
         return self.cpus_per_task or (CPUS_BESIDE_A_GPU if self.gpus_per_node else None)
 
     @property
     def accelerator(self) -> str:
-        """That of a run which names none: `auto` would train on the CPUs of a machine whose GPUs
-        are broken, and take GPUs that the job did not ask for."""
+        """Accelerator of a run that names none. `auto` would train on the CPUs of a machine whose
+        GPUs are broken, and take GPUs that the job did not ask for."""
         return "gpu" if self.gpus_per_node else "cpu"
 
     @property
     def srun(self) -> list[str]:
         """The words before a command that start it once for each process of the job."""
-        # Without the first option the other tasks wait for ever for one that has failed.
+        # Without --kill-on-bad-exit the other tasks wait for ever for one that has failed.
         cpus = [f"--cpus-per-task={self.cpus}"] if self.cpus else []
-        return ["srun", "--kill-on-bad-exit=1", *cpus]  # srun does not inherit it
+        return ["srun", "--kill-on-bad-exit=1", *cpus]  # srun does not inherit these
 
     @property
     def world(self) -> list[str]:
-        """What a command line says of a world of this size."""
+        """Options of a run in a world of this size."""
         return [f"--trainer.devices={self.tasks}", f"--trainer.num_nodes={self.most}"]
 
     def hand_in(self, path: Path, after: str | None = None) -> list[str]:
-        """The command that takes the file of a job; `after` is the job of SLURM, or the shell's
-        word for it, that must have ended well before: where it cannot, this one is cancelled."""
+        """Return the command that submits the file of a job. `after` is a SLURM job, or a shell
+        variable with its number, that must succeed first: if it fails, this one is cancelled."""
         words = [*TAKERS[self.target], *([f"--address={self.address}"] if self.address else [])]
         words += [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"] if after else []
-        # Ray quotes for another system's shell: words of the run would not come through.
+        # Ray quotes for another system's shell, which would break words of the run.
         return [*words, *(["--", "bash"] if self.target == "ray" else []), str(path)]
 
     def __str__(self) -> str:
@@ -215,10 +215,10 @@ class Resources:
 
 
 def world_sizes(text: str, option: str) -> tuple[int, int]:
-    """Return the fewest and the most that a text such as 4 or 1:8 means.
+    """Return the smallest and the largest number of a text such as 4 or 1:8.
 
     Raises:
-        UsageError: it means none.
+        UsageError: the text has another form.
     """
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
@@ -231,10 +231,10 @@ def world_sizes(text: str, option: str) -> tuple[int, int]:
 
 
 def check_options(options: list[str], verb: str, of_devices: str, of_nodes: str) -> None:
-    """Refuse options of a run that its launcher decides, by these options of its own.
+    """Refuse options of a run that its launcher sets by `of_devices` and `of_nodes`, its options.
 
     Raises:
-        UsageError: devices or nodes are given, or a training is to go on from a checkpoint.
+        UsageError: devices or nodes are given, or the checkpoint that a training resumes from.
     """
     for name, own in (("devices", of_devices), ("num_nodes", of_nodes)):
         if (given := given_option(options, f"trainer.{name}")) is not None:
@@ -249,7 +249,7 @@ def check_options(options: list[str], verb: str, of_devices: str, of_nodes: str)
 
 
 def device_counts(text: str) -> list[int]:
-    """Return numbers of devices, such as 1,2,4; a UsageError where they cannot be meant."""
+    """Return the numbers of devices in a text such as 1,2,4; UsageError if it is not valid."""
     if not all(part.isdecimal() and int(part) > 0 for part in text.split(",")):
         raise UsageError(f"--devices must be numbers such as 1,2,4,8, got {text}.")
     return [int(part) for part in text.split(",")]
@@ -259,7 +259,7 @@ def seconds(time_limit: str) -> int:
     """Return a time limit in seconds.
 
     Raises:
-        UsageError: sbatch would not read it.
+        UsageError: sbatch would not accept it.
     """
     match = TIME.fullmatch(time_limit)
     if match is None:

@@ -1,8 +1,8 @@
-"""Runs on Ray: its workers are the ranks of one run, and may come and go.
+"""Runs on Ray, whose workers are the ranks of one run and may come and go.
 
-A worker is a rank as torchrun starts it, alone on its node. The process group of all is ours, not
-Ray's, and so is whatever lies in the run folder, on storage that all workers share: a world that
-grew, shrank or lost a worker goes on from the newest checkpoint there.
+A worker is a rank as torchrun starts it, alone on its node. The process group and the run folder
+are this project's, not Ray's. The folder lies on storage that all workers share: a world that grew,
+shrank or lost a worker resumes from the newest checkpoint there.
 """
 
 import math
@@ -31,7 +31,7 @@ from lit_models.engines.jobs import check_options, world_sizes
 from lit_models.errors import UsageError, usage_errors
 from lit_models.training.ledger import ledger_of
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which Ray reads when it is imported
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
 try:
     import ray
     import ray.train
@@ -42,12 +42,12 @@ except ImportError as error:
     raise UsageError("--engine=ray needs Ray: pip install 'unisono[ray]'.") from error
 
 SPACES = ("uniform", "loguniform", "quniform", "randint", "lograndint", "choice")
-LOOKS_EVERY = 50  # steps, whether a node is about to go: all workers meet at each look
+LOOKS_EVERY = 50  # steps between checks for a leaving node; they synchronize workers
 
 
 def launch(argv: list[str]) -> int:
     """Run fit, validate, test or predict on Ray; `argv` has `--engine=ray` and the options of
-    `on_ray`, as `--engine.workers=4`.
+    `on_ray`, such as `--engine.workers=4`.
 
     Raises:
         UsageError: an option is wrong.
@@ -77,13 +77,13 @@ def on_ray(
 
     Args:
         run_options: the verb and its options.
-        workers: ranks; as 1:8 the fewest and the most of a run that grows and shrinks.
-        address: of a cluster to join, such as auto; `local` starts one on this machine.
-        resize_s: seconds between two looks whether there is room for more workers.
-        max_failures: losses of workers after which the run is given up.
+        workers: number of ranks; 1:8 is the fewest and the most of a run that grows and shrinks.
+        address: address of a cluster to join, such as auto; `local` starts one on this machine.
+        resize_s: seconds between checks whether there is room for more workers.
+        max_failures: number of failures of workers after which the run is given up.
         tune: option of the run -> values to try, such as loguniform(1e-4, 1e-2) or choice(8, 16).
             Each trial has one worker and a run folder of its own.
-        trials: of `tune`.
+        trials: number of trials of `tune`.
 
     Returns:
         The exit status.
@@ -102,7 +102,7 @@ def on_ray(
         folder = Path(run.folder).absolute()
         spaces = {name: space(name, values) for name, values in flat(tune or {})}
     options += [f"--{ROOT}={folder}"]
-    if run.ckpt_path and verb != "fit":  # of this run: `auto` beside its folder is a later one's
+    if run.ckpt_path and verb != "fit":  # `auto` could then mean a later run's
         options += [f"--ckpt_path={Path(run.ckpt_path).absolute()}"]
     ray.init(address)
     takes_gpus = (given_value(options, "trainer.accelerator") or "auto") != "cpu"
@@ -139,12 +139,12 @@ def on_ray(
 
 
 def world_of(size: int) -> list[str]:
-    """Return what a command line says of a world in which each rank is alone on its node."""
+    """Return the options for a world of so many ranks, each alone on its node."""
     return ["--trainer.devices=1", f"--trainer.num_nodes={size}"]
 
 
 class Rendezvous(BackendConfig):
-    """Tells all workers where rank 0 listens, and no more: the process group is ours."""
+    """Ray backend that only tells workers where rank 0 listens: the process group is our own."""
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -167,12 +167,12 @@ def free_address() -> tuple[str, int]:
 
 
 def set_environ(values: dict[str, str]) -> None:
-    """Add variables to the environment of the worker that this is called on."""
+    """Add variables to the environment of the worker that runs this."""
     os.environ |= values
 
 
 def be_a_rank(config: dict[str, Any]) -> int:
-    """Run a command line on a worker, as the rank that it is; return its exit status."""
+    """Run a command line on a worker under its rank; return the exit status."""
     context = ray.train.get_context()
     rank = str(context.get_world_rank())
     os.environ |= {"RANK": rank, "NODE_RANK": rank, "LOCAL_RANK": "0"}
@@ -184,7 +184,7 @@ def be_a_rank(config: dict[str, Any]) -> int:
 
 
 class RayReports(Callback):
-    """Tells Ray what each evaluation found, and saves when a node is about to be taken away."""
+    """Reports the metrics of each validation to Ray, and saves when a node is about to leave."""
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         ledger = ledger_of(trainer)
@@ -200,17 +200,17 @@ class RayReports(Callback):
 
 
 class ReportingCLI(cli.UnisonoCLI):
-    """The command line of a rank, which tells Ray how it gets on."""
+    """Command line of a rank that reports to Ray."""
 
     def _default_callbacks(self) -> list[Callback]:
         return [*super()._default_callbacks(), RayReports()]
 
 
 def space(name: str, values: Any) -> Any:
-    """Return the values to try that a text describes, as Ray Tune's.
+    """Return Ray Tune's search space for a text such as `choice(8, 16)`.
 
     Raises:
-        UsageError: it describes none.
+        UsageError: the text describes no search space.
     """
     match = re.fullmatch(r"(\w+)\((.*)\)", str(values))
     if not match or match[1] not in SPACES:
@@ -223,8 +223,8 @@ def space(name: str, values: Any) -> Any:
 
 
 def sweep(run: list[str], root: Path, spaces: dict[str, Any], trials: int, has_gpus: bool) -> int:
-    """Train once for each trial of the spaces, option -> values to try, and print the trials, best
-    first. Each has a run folder below `root`, and one GPU, if any."""
+    """Train once for each trial of `spaces`, option -> search space, and print the trials, best
+    first. Each trial has a run folder below `root` and, if there are GPUs, one of them."""
     place = os.getcwd()
 
     def be_a_trial(config: dict[str, Any]) -> dict[str, str]:

@@ -22,13 +22,13 @@ def show(
     host: str = LOOPBACK[0],
     open: bool = False,
 ) -> None:
-    """Serve a page on runs and models: curves, proofs, codes of titles, search, texts, readings.
+    """Serve a page on runs and models: curves, proofs, codes of titles, search, texts, lens.
 
     Args:
         place: a run folder, a folder of runs, an exported folder or a checkpoint.
-        also: a file or folder that may be read besides, such as a run's data; may be repeated.
-        port: where the page is served.
-        host: an address of this machine lets others in, with a token.
+        also: another file or folder that the page may read, such as a run's data; repeatable.
+        port: port of the page.
+        host: another address of this machine lets other machines in, with a token.
         open: open a browser.
     """
     if find_spec("nicegui") is None:
@@ -41,7 +41,7 @@ def show(
     token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
     with tempfile.TemporaryDirectory(prefix="unisono-page-") as folder:
         shelf.uploads = Path(folder)
-        tempfile.tempdir = folder  # where parts of an upload under way are kept
+        tempfile.tempdir = folder  # for unfinished uploads
         from nicegui import app, ui
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -50,13 +50,13 @@ def show(
         print(f"page: http://{host}:{port}/{f'?token={token}' * bool(token)}  (Ctrl+C ends it)")
         app.add_middleware(Guard, token=token)
         if not token:
-            # A name of somebody else's that leads here would be a page of theirs.
+            # Refuse foreign host names that lead here: their pages could read this one.
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
             there = socket.gethostname()
             print(f"from elsewhere: ssh -L {port}:{host}:{port} {there}", flush=True)
-        # Torch, without which the page is served until somebody asks a model.
+        # Load torch behind the page: it is served before, and models answer afterwards.
         app.on_startup(lambda: shelf.compute(import_module, "lit_models.cli"))
         options: dict[str, Any] = {"dark": None, "language": "en-US", "title": "Unisono"}
-        options |= {"reconnect_timeout": 30.0}  # while torch is loaded, nobody is heard for seconds
+        options |= {"reconnect_timeout": 30.0}  # loading torch blocks the page for seconds
         options |= {"reload": False, "show_welcome_message": False, "tailwind": False}
         ui.run(lambda: page(shelf), host=host, port=port, show=open, **options)

@@ -1,5 +1,5 @@
-"""What the page was given to show: run folders, exported folders, checkpoints, and what each way of
-searching finds in a collection. Torch is imported where it is needed."""
+"""Runs and models that the page shows, and search in a collection. Torch is imported only where it
+is needed."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ MOST_ASKED = 64  # queries that an index is tuned by
 
 
 class Model(NamedTuple):
-    """A trained module: names of its run or file and of its class, where its weights lie, and the
-    folder of its run; `None` where they came alone."""
+    """A trained module: name of its run or file, name of its class, path of its weights, and its
+    run folder, `None` for weights without a run."""
 
     name: str
     kind: str
@@ -29,11 +29,11 @@ class Model(NamedTuple):
 
 
 class Shelf:
-    """Runs and models of a place: a run folder, one of runs, an exported one or a checkpoint. Only
-    it and what is named besides are read. Modules compute in one thread, however many people ask.
-    UsageError: a place is not there or holds nothing."""
+    """Runs and models of a place: a run folder, a folder of runs, an exported one or a checkpoint.
+    Only `place`, `also` and the cache are read. Modules compute in one thread for all visitors.
+    UsageError: a place does not exist or holds none of these."""
 
-    uploads: Path  # a folder for files of visitors, which goes when the page ends
+    uploads: Path  # temporary folder for the files of visitors
 
     def __init__(self, place: Path, also: Sequence[Path] = ()) -> None:
         if lacking := [path for path in (place, *also) if not path.exists()]:
@@ -41,8 +41,8 @@ class Shelf:
         self.place = place.resolve()
         self._readable = [path.resolve() for path in (place, *also, cache_root())]
         self._worker = ThreadPoolExecutor(1, "model")
-        self._held: dict[Any, Any] = {}  # key -> time, and what was made then
-        self._alone: list[Model] = []  # where the place is no run
+        self._held: dict[Any, Any] = {}  # key -> time of its file, value
+        self._alone: list[Model] = []  # if the place holds no run
         if not self.runs():
             from lit_models.training.checkpoints import read_checkpoint
 
@@ -57,18 +57,18 @@ class Shelf:
             self._alone = [Model(self.place.stem, kind, self.place)]
 
     def runs(self) -> dict[str, Path]:
-        """Return name -> folder of every run that is there at the moment."""
+        """Return name -> folder of every run that exists now."""
         ledgers = [f"{'*/' * depth}ledger.jsonl" for depth in range(4)]
         runs = [path.parent for names in ledgers for path in sorted(self.place.glob(names))]
         top = self.place.parent if self.place in runs else self.place
         return {run.relative_to(top).as_posix(): run for run in runs}
 
     def models(self, *kinds: str) -> dict[str, Model]:
-        """Return name -> model of these classes, or of all; a run's is its best, else its last."""
+        """Return name -> model of these classes, or all: the best of each run, else its last."""
         found = list(self._alone)
         for name, run in self.runs().items():
             files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
-            with suppress(FileNotFoundError, KeyError, TypeError, ValueError):  # as its view tells
+            with suppress(FileNotFoundError, KeyError, TypeError, ValueError):  # shown by its view
                 path = newest_config(run)
                 config = self.once(path, path, read_config, path)
                 kind = config["model"]["class_path"].rpartition(".")[2]
@@ -76,26 +76,26 @@ class Shelf:
         return {model.name: model for model in found if not kinds or model.kind in kinds}
 
     async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return a function's result, from the thread in which modules compute."""
+        """Run a function in the thread in which modules compute, and return its result."""
         return await asyncio.wrap_future(self._worker.submit(function, *arguments))
 
     async def module(self, model: Model) -> Any:
-        """Return the module of a model in eval mode, loaded once for the weights that are there."""
+        """Return the module of a model in eval mode, loaded again only if its weights change."""
         return await self.compute(self.once, model.weights, model.weights, self._module, model)
 
     async def data(self, model: Model) -> Any:
-        """Return the datamodule that a model was trained with, made once, not set up."""
+        """Return the datamodule that a model was trained with; it is built once and not set up."""
         return await self.compute(self.once, model.run, None, self._data, model)
 
     def once(self, key: Any, file: Path | None, make: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what is made for a key, again where a file has changed; runs in `compute`."""
+        """Return the cached value of a key, made anew if `file` changes; runs in `compute`."""
         when = file and file.stat().st_mtime_ns
         if key not in self._held or self._held[key][0] != when:
             self._held[key] = when, make(*arguments)
         return self._held[key][1]
 
     def _check(self, model: Model, values: Any) -> None:
-        """Raise ValueError where values of a stranger's file name one outside of what was given."""
+        """Raise ValueError if values of an untrusted file name a path not given to this page."""
         if isinstance(values, dict):
             values = [v for k, v in values.items() if k not in ("separator", "targets", "freeze")]
         if isinstance(values, list):
@@ -128,8 +128,8 @@ class Shelf:
 
 
 class Finder:
-    """What each way finds in a collection: BM25, a LitRetriever, which encodes it here, and both
-    fused, or a LitRanker. `grades`: text of a judged query -> number of a document -> grade."""
+    """Search in a collection by BM25, by a LitRetriever, which encodes the collection here, and by
+    both fused, or by a LitRanker. `grades`: text of a judged query -> document number -> grade."""
 
     def __init__(self, module: Any, data: Any) -> None:
         from datamodules.search.candidates import FIRST_DEPTH, Bm25Options, open_bm25
@@ -147,7 +147,7 @@ class Finder:
             self.index = module.index(vectors, module.encode(asked, True), self.depth)
 
     def find(self, query: str) -> dict[str, Any]:
-        """Return way -> what the datamodule shows of its ten best documents."""
+        """Return search method -> its ten best documents, as the datamodule shows them."""
         found: dict[str, Any] = {"BM25": (first := self.bm25.search([query], self.depth))}
         if hasattr(self.module, "encode"):
             found["Retriever"] = own = self.module.search([query], self.index, self.depth)

@@ -1,4 +1,4 @@
-"""All views of the page, which of them fit, and who may ask for them."""
+"""Views of the page, their selection, and access to them."""
 
 import asyncio
 import functools
@@ -35,10 +35,10 @@ for field in (ui.input, ui.number, ui.select, ui.textarea):
 ui.button.default_props("unelevated")
 ERRORS, MOST_ROWS, NUM_PAIRS = "errors-test.csv", 100, 25
 TEXTS = ("input", "truth", "answer", "language", "seen in training")
-EVERY_S = 2.0  # between two looks at the runs' files
+EVERY_S = 2.0  # between two reads of the runs' files
 COLUMNS = ("run", "family", "state", "best", "steps", "samples/s", "devices")
 LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.25)"}}
-PLOT = {  # options of ECharts that all plots have
+PLOT = {  # ECharts options of all plots
     "animation": False,
     "color": ["#2f7ebc", "#c9622a", "#1f8a66", "#9a57a3", "#8a7a1f", "#b3446c"],
     "grid": {"left": 56, "right": 16, "top": 28, "bottom": 56},
@@ -47,21 +47,21 @@ PLOT = {  # options of ECharts that all plots have
     "dataZoom": [{"type": "inside"}, {"type": "slider", "height": 16, "bottom": 8}],
 }
 MOST_TITLES, NUM_SETS, NUM_NEAREST = 20, 4, 5
-# Quasar's own button to add a file has no name.
+# Quasar's own upload button has no accessible name.
 UPLOAD = """<label><q-uploader-add-trigger /><q-btn flat @click=props.pickFiles
 label="upload csv, tsv, parquet or xlsx" /></label>"""
 FIELDS, LARGEST = {"temperature": 0.8, "top_p": 1.0, "max_new_tokens": 200, "seed": 0}, 4096
 LEGEND = [(f" {p:.1%} ", -math.log(p)) for p in (1, 0.5, 0.1, 0.01, 0.001)]
 CONTROLS = ("shuffled_words", "shuffled_examples", "true_text", "token_mean", "mean")
 PAGE_MODELS = ("LitSnippetWriter", "LitTextScorer")
-MOST_BYTES, COOKIE = 200_000_000, "unisono_token"  # of one upload; who has the token
-# The page's script is compiled in the browser, and its elements have styles of their own.
+MOST_BYTES, COOKIE = 200_000_000, "unisono_token"  # of one upload; holds the token
+# The browser compiles the page's script, and its elements have inline styles.
 POLICY = (
     b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     b"frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
 )
 EACH_COLUMN = {"sortable": True, "align": "left"}
-# A head that sorts by the keyboard too; cells that scroll; the first leads to what a row has.
+# Heads also sort by keyboard, cells scroll, and a row's first cell opens what the row has.
 HEAD = """<q-th :props=props tabindex=0 @keyup.enter="props.sort(props.col)">{{ props.col.label }}
 </q-th>"""
 CELL = """<q-td :props=props><component v-if="(props.row.href || props.row.opens) &&
@@ -69,11 +69,11 @@ props.col.name === props.cols[0].name" :is="props.row.href ? 'a' : 'button'" cla
 :href=props.row.href @click="$parent.$emit('open', props.row)">{{ props.value }}</component>
 <div v-else class=cell>{{ props.value }}</div></q-td>"""
 View = Callable[..., Awaitable[None]]
-EXPECTED = (ValueError, OSError, RuntimeError, KeyError)  # by a user's file; written for them
+EXPECTED = (ValueError, OSError, RuntimeError, KeyError)  # caused by users' files
 
 
 def words(tag: str, text: str, classes: str = "") -> TextElement:
-    """Return a new element with plain text: markup in it is shown as it was written."""
+    """Return a new element with plain text: markup in it is shown as text."""
     return TextElement(tag=tag, text=text).classes(classes)
 
 
@@ -86,12 +86,12 @@ def facts(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def address(path: str, **query: Any) -> str:
-    """Return where a view stands with the values of a query."""
+    """Return the URL of a view with query values."""
     return f"{path}?{urlencode(query, doseq=True)}"
 
 
 def view(function: View) -> View:
-    """Return a view that says in its place why it fails; the unexpected is printed in full."""
+    """Return a view that shows its own errors; the traceback of an unexpected one is printed."""
 
     @functools.wraps(function)
     async def guarded(*arguments: Any, **named: Any) -> None:
@@ -107,7 +107,7 @@ def view(function: View) -> View:
 
 
 def action(label: str, handler: View) -> ui.button:
-    """Return a button, with a place below it that its handler fills; it waits while that works."""
+    """Return a button whose handler fills an area below it; it is busy while the handler runs."""
 
     async def act() -> None:
         button.props("loading")
@@ -122,8 +122,8 @@ def action(label: str, handler: View) -> ui.button:
 
 
 def chosen_model(shelf: Shelf, args: PageArguments, *kinds: str) -> Model:
-    """Return the model that the address names, else the first of these classes, with a field for
-    another; ValueError: there is none."""
+    """Return the model that the URL names, else the first of these classes, and show a field to
+    choose another; ValueError if there is none."""
     models = {name: model for kind in kinds for name, model in shelf.models(kind).items()}
     name = args.query_parameters.get("model") or next(iter(models), "")
     if name not in models:
@@ -136,27 +136,27 @@ def chosen_model(shelf: Shelf, args: PageArguments, *kinds: str) -> Model:
 
 
 def rows_table(names: Sequence[str], rows: list[dict[str, Any]], label: str) -> ui.table:
-    """Return a table of plain text by its columns' names, of which the first is a row's own: it
-    leads to its "href", or "open" is emitted; it sorts by its heads, and a long one is paged."""
+    """Return a sortable table of plain text with these columns, paged if long. A row's first cell
+    names the row; it links to its "href" or, if the row "opens", emits "open"."""
     columns = [EACH_COLUMN | dict.fromkeys(("name", "label", "field"), name) for name in names]
     paged = 25 if len(rows) > 25 else None
     table = ui.table(rows=rows, columns=columns, row_key=names[0], pagination=paged)
     table.add_slot("header-cell", HEAD)
     table.add_slot("body-cell", CELL)
-    table.props["aria-label"] = label  # which may hold any sign, so that nobody parses it
+    table.props["aria-label"] = label  # any characters: not parsed
     return table.props("flat bordered wrap-cells role=region").classes("wide")
 
 
 @view
 async def runs_view(shelf: Shelf) -> None:
-    """Show the table of all runs, which follows their files."""
+    """Show a table of all runs, updated as their files change."""
     words("h1", "Runs")
 
     def rows() -> list[dict[str, Any]]:
         found = []
         for name, folder in shelf.runs().items():
             times = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
-            found.append(row_of(name, folder, int(time.time() // 60), *times))  # it says its age
+            found.append(row_of(name, folder, int(time.time() // 60), *times))  # shows its age
         return found
 
     async def follow() -> None:
@@ -168,7 +168,7 @@ async def runs_view(shelf: Shelf) -> None:
 
 @functools.lru_cache(1000)
 def row_of(name: str, folder: Path, *times: int) -> dict[str, Any]:
-    """Return the row of a run, read once for these times; one that cannot be read says why."""
+    """Return the table row of a run, cached for these times; an unreadable run says why."""
     row = {**dict.fromkeys(COLUMNS, "–"), "run": name, "href": address("/run", name=name)}
     try:
         run = report.read_run(folder, time.time())
@@ -189,7 +189,7 @@ def row_of(name: str, folder: Path, *times: int) -> dict[str, Any]:
 
 @view
 async def run_view(shelf: Shelf, args: PageArguments) -> None:
-    """Show the run `name`, and over its curves those of each run `beside` it, live."""
+    """Show the run `name` live, with the curves of each run `beside` it in the same plots."""
     folders, query, plots = shelf.runs(), args.query_parameters, dict[str, ui.echart]()
     names = [query.get("name", ""), *query.getlist("beside")]
     if unknown := [name for name in names if name not in folders]:
@@ -247,7 +247,7 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
 
 
 def draw(runs: dict[str, report.RunRecord], plots: dict[str, ui.echart]) -> None:
-    """Draw the curves of runs over each other in the plot of each title, or in a new one."""
+    """Draw the curves of all runs into the plots, title -> plot, and add the plots that lack."""
     watched = dict.fromkeys(n for run in runs.values() for n in report.drawn_metrics(run)[:3])
     for drawn in report.curves(runs, [*watched, "val/loss", "throughput/samples_per_s"]):
         title = drawn["title"]
@@ -277,7 +277,7 @@ def draw(runs: dict[str, report.RunRecord], plots: dict[str, ui.echart]) -> None
 
 @view
 async def errors_view(shelf: Shelf, args: PageArguments) -> None:
-    """Show the errors of a run's test in pages, with filters, and the codes that are confused."""
+    """Show the test errors of a run, paged and with filters, and the codes that are confused."""
     files = {n: run / ERRORS for n, run in shelf.runs().items() if (run / ERRORS).exists()}
     name = args.query_parameters.get("name") or next(iter(files), "")
     if name not in files:
@@ -344,11 +344,11 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
     ui.context.client.on_delete(lambda: shutil.rmtree(folder))
     model = chosen_model(shelf, args, "LitOccupationCoder")
     module = await shelf.module(model)
-    from datamodules import Columns, OccupationDataModule  # with torch, as the module
+    from datamodules import Columns, OccupationDataModule  # loads torch, like the module
 
     try:
         data = await shelf.data(model)
-    except (KeyError, OSError, ValueError):  # of which the nearest rows tell
+    except (KeyError, OSError, ValueError):  # show_nearest reports it
         data = OccupationDataModule(columns=Columns(language="language"))
     book, own = module.recipe["code_book"], data.options.columns
     named = {c: f"{c} {d}" for c, d in zip(book["codes"], book["descriptions"], strict=True)}
@@ -430,7 +430,7 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
 async def show_nearest(shelf: Shelf, model: Model, text: str) -> None:
     """Show the training rows whose letters are nearest to those of a text."""
     data = await shelf.data(model)
-    from lit_models.occupation_coder.answers.nearest import NearestTexts  # with torch, as the data
+    from lit_models.occupation_coder.answers.nearest import NearestTexts  # loads torch
 
     known = await shelf.compute(shelf.once, (model.run, NearestTexts), None, NearestTexts, data)
     near = await shelf.compute(known.find, text, NUM_NEAREST)
@@ -439,14 +439,14 @@ async def show_nearest(shelf: Shelf, model: Model, text: str) -> None:
 
 @view
 async def search_view(shelf: Shelf, args: PageArguments) -> None:
-    """Show a field for a query, and what each way finds; a title opens its document."""
+    """Show a field for a query and the results of each method; a title opens its document."""
     words("h1", "Search")
     model = chosen_model(shelf, args, "LitRetriever", "LitRanker")
     state = words("p", "The collection is read and encoded, once …", "note").props("role=status")
     data, finders = await shelf.data(model), dict[str, Any]()
     folder = data.collection_request.folder
     for one in (*shelf.models("LitRanker").values(), model):
-        with suppress(*EXPECTED if one != model else ()):  # said where that one is chosen
+        with suppress(*EXPECTED if one != model else ()):  # shown when that model is chosen
             theirs = await shelf.data(one)
             if theirs.collection_request.folder == folder:
                 parts = (Finder, one.weights), one.weights, Finder, await shelf.module(one), theirs
@@ -472,7 +472,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
         found, asked = dict[str, Any](), query.value[:1000]
         for finder in reversed(finders.values()):
             found |= await shelf.compute(finder.find, asked)
-        marked = "|".join(re.findall(r"\w+", asked)) or "$^"  # which is nowhere
+        marked = "|".join(re.findall(r"\w+", asked)) or "$^"  # matches nothing
         marks = re.compile(rf"\b({marked})\b", re.IGNORECASE)
         grades = judged.get(asked, {})
         with ui.element("div").classes("columns"):
@@ -495,7 +495,7 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
 
 @view
 async def language_view(shelf: Shelf) -> None:
-    """Show fields for a prompt, and what one model or several write after it."""
+    """Show fields for a prompt, and what one model or several write next."""
     words("h1", "Language model")
     models, talks = shelf.models("LitCausalLM"), dict[str, list[Any]]()
     if not models:
@@ -526,7 +526,7 @@ async def language_view(shelf: Shelf) -> None:
 
 @view
 async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any) -> None:
-    """Show what a model writes while it does, if it shall, and the probability of each token."""
+    """Show the probability of each token; with `options`, stream an answer first."""
     module, heard = await shelf.module(model), list[list[int]]()
     asked = text if talk is None else [*talk, {"role": "user", "content": text}]
     if options:
@@ -556,7 +556,7 @@ async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any)
 
 @view
 async def lens_view(shelf: Shelf, args: PageArguments) -> None:
-    """Show the tokens of a text as buttons, and what the activation at one of them says."""
+    """Show the tokens of a text as buttons, and explain the activation at the chosen one."""
     words("h1", "Lens")
     model = chosen_model(shelf, args, "LitConsistencyLens")
     text = ui.textarea("text").props("autogrow").classes("wide")
@@ -584,7 +584,7 @@ async def lens_view(shelf: Shelf, args: PageArguments) -> None:
 
 @view
 async def pages_view(shelf: Shelf) -> None:
-    """Show a field for the text of a page, the titles of writers for it and scores of it."""
+    """Show a field for the text of a page, and the titles and scores that models give it."""
     words("h1", "Pages")
     text = ui.textarea("text of a page").props("autogrow").classes("wide")
 
@@ -600,7 +600,7 @@ async def pages_view(shelf: Shelf) -> None:
 
 @view
 async def show_page(shelf: Shelf, model: Model, text: str) -> None:
-    """Show what a model writes of a page, or its scores."""
+    """Show the title that a model writes for a page, or its scores."""
     module = await shelf.module(model)
     if model.kind == "LitSnippetWriter":
         words("p", *await shelf.compute(module.write, [text]))
@@ -612,7 +612,7 @@ async def show_page(shelf: Shelf, model: Model, text: str) -> None:
 
 @view
 async def translate_view(shelf: Shelf, args: PageArguments) -> None:
-    """Show a field for texts, and what each becomes with its probability."""
+    """Show a field for texts, and the translation of each with its probability."""
     words("h1", "Translate")
     module = await shelf.module(chosen_model(shelf, args, "LitSeq2Seq"))
     given = ui.textarea("texts, one on each line").props("autogrow").classes("wide")
@@ -631,7 +631,7 @@ async def translate_view(shelf: Shelf, args: PageArguments) -> None:
     action("translate", show)
 
 
-# Path of a view -> how it is made, its name, the classes of the models that it shows.
+# Path -> view, its name, the classes of the models that it shows.
 VIEWS: dict[str, tuple[View, str, set[str]]] = {
     "/": (runs_view, "Runs", set()),
     "/run": (run_view, "", set()),
@@ -661,8 +661,8 @@ def page(shelf: Shelf) -> None:
 
 
 class Guard:
-    """Answers the page's own requests alone, of whoever brings the token ("": of everybody) in the
-    address at first, then in a cookie; the browser fetches nothing from elsewhere."""
+    """Middleware that refuses other sites, large uploads and, unless `token` is "", visitors who do
+    not bring it in the URL or later in a cookie; browsers load nothing from elsewhere."""
 
     def __init__(self, app: Any, token: str) -> None:
         self.app, self.token = app, token
@@ -682,7 +682,7 @@ class Guard:
         elif not (size.isdecimal() and int(size) <= MOST_BYTES):
             answer = PlainTextResponse(f"An upload says its length: at most {MOST_BYTES:,}.", 413)
         elif token and compare_digest(given.encode(), token):
-            answer = RedirectResponse("/" + scope["path"].lstrip("/"))  # "//name" is elsewhere
+            answer = RedirectResponse("/" + scope["path"].lstrip("/"))  # "//name" is another site
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
         elif token and not compare_digest(kept, token):
             answer = PlainTextResponse("Open the address with the token that was printed.", 401)

@@ -1,4 +1,4 @@
-{# Torchrun of a job; `meeting` and `is_host` are shell words of who has no --rendezvous. #}
+{# torchrun of a job; `meeting` and `is_host` are shell words of targets without --rendezvous. #}
 {% for line in activate or [] %}
 {{ line }}
 {% endfor %}
@@ -9,7 +9,7 @@
 {% if run_folder %}
 run={{ run_folder }} # the same however often the job is started
 {% endif %}
-# Half of the restarts would fail: the ranks of two worlds would meet in one store.
+# Without this, half of the restarts fail: the ranks of two worlds meet in one store.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec {{ python }} -m torch.distributed.run --nnodes={{ resources.nodes }} --nproc_per_node={{ resources.tasks }} \
   --max_restarts={{ max_restarts }} --rdzv_backend=c10d --rdzv_id={{ path.parent.name }} \

@@ -27,9 +27,9 @@
 #SBATCH --output=logs/train_%j.out
 #SBATCH --error=logs/train_%j.err
 
-# SLURM's warning ahead of the time limit comes to this script alone, which passes it on, and again
-# every ten seconds: srun loses what comes before its tasks are there, and a run that has heard it
-# takes no further notice. A cancelled job gets TERM, as all its processes do: the script stays until
+# SLURM sends its warning before the time limit to this script alone, which passes it on and repeats
+# it every ten seconds: srun loses signals that come before its tasks are there, and a run that has
+# received one ignores the others. All processes of a cancelled job get TERM: the script waits until
 # the run has saved.
 step= signals=0 asked=no run= again=
 pass_on() {
@@ -43,7 +43,7 @@ repeat() {
 trap pass_on USR1
 trap 'signals=$((signals + 1))' TERM
 
-# 75: the run was asked to stop and has saved. Above 128: the warning came before it could hear it.
+# 75: the run was asked to stop and has saved. Above 128: the warning came before it could listen.
 finish() {
   [ -z "$again" ] || kill "$again" 2>/dev/null
   if [ $1 = 75 ] || { [ $asked = yes ] && [ $1 -gt 128 ]; }; then
@@ -52,7 +52,7 @@ finish() {
       state=unknown
       sleep 5
     done
-    if [ "$state" = RUNNING ]; then # not one that was cancelled
+    if [ "$state" = RUNNING ]; then # not if it was cancelled
       echo "job $SLURM_JOB_ID ended with status $1 and is requeued: it goes on"
       scontrol requeue "$SLURM_JOB_ID" && exit
     elif [ "$state" = unknown ]; then
@@ -81,9 +81,9 @@ run={{ run_folder }} # the same however often the job is requeued
 
 {{ command }} &
 step=$!
-[ $asked = no ] || pass_on # it came in between
+[ $asked = no ] || pass_on # it came before the run
 
-# A signal ends `wait` early: the run's own status is that of a `wait` that none disturbed.
+# A signal ends `wait` early: the run's own status is that of a `wait` without a signal.
 while
   before=$signals
   wait "$step"
