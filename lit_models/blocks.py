@@ -1,4 +1,4 @@
-"""Network blocks of two or more families.
+"""Network blocks shared by several families.
 
 Shapes: B batch, P positions, D hidden, H heads, K head size; T target positions, O hypotheses of a
 record.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with rotary positions; no biases, so no key bias either."""
+    """Multi-head self-attention with rotary positions, without biases."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -58,9 +58,9 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm causal self-attention, attention to the memory, feed-forward."""
+    """Pre-norm block of causal self-attention, cross-attention to the memory, and feed-forward."""
 
-    forward_methods: ClassVar[tuple[str, ...]] = ("project",)  # called beside `forward`
+    forward_methods: ClassVar[tuple[str, ...]] = ("project",)  # see `ExactModule.blocks`
 
     def __init__(
         self, width: int, memory_width: int, num_heads: int, feed_forward: int, dropout: float
@@ -87,10 +87,10 @@ class DecoderLayer(nn.Module):
         past: tuple[Tensor, Tensor] | None = None,
         rotary: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Hidden of the new positions [B x O, T, D], the O hypotheses of a record side by side, and
-        the keys and values of all positions so far; with those of a `past`, T is 1. The memory's
-        keys and values [B, H, P, D / H] and mask [B, 1, 1, P] are shared by hypotheses. `rotary`
-        [2, T, D / 2H] are of the new positions, where these are told apart by it.
+        """Return hidden states of the new positions [B x O, T, D], a record's O hypotheses side by
+        side, and keys and values of all positions so far; with a `past`, T is 1. Hypotheses share
+        the memory's keys and values [B, H, P, D / H] and mask [B, 1, 1, P]. `rotary`
+        [2, T, D / 2H] is for the new positions, `None` without rotary embedding.
         """
         mixed, kv = self.self_attention(self.self_norm(hidden), past, rotary)
         hidden = hidden + self.dropout(mixed)
@@ -102,8 +102,8 @@ class DecoderLayer(nn.Module):
     def self_attention(
         self, hidden: Tensor, past: tuple[Tensor, Tensor] | None, rotary: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """What new positions read of those up to them [B x O, T, D], and the keys and values of
-        all; arguments as of `forward`."""
+        """Return what new positions read from those up to them [B x O, T, D], and keys and values
+        of all positions; arguments as in `forward`."""
         rows, num_new, width = hidden.shape
         qkv = self.self_qkv(hidden).view(rows, num_new, 3, self.num_heads, -1)
         q_bhtk, k_bhtk, v_bhtk = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -119,15 +119,15 @@ class DecoderLayer(nn.Module):
     def cross_attention(
         self, hidden: Tensor, memory_kv: tuple[Tensor, Tensor], mask: Tensor
     ) -> Tensor:
-        """What new positions read of the memory [B x O, T, D]; arguments as of `forward`."""
-        # queries do not see each other, so a record's hypotheses queue up over one memory
+        """Return what new positions read from the memory [B x O, T, D]; arguments: `forward`."""
+        # Queries do not see each other: a record's hypotheses are one long query of its memory.
         query = self.cross_query(hidden)
         query = query.view(len(mask), -1, self.num_heads, hidden.shape[2] // self.num_heads)
         read = F.scaled_dot_product_attention(query.transpose(1, 2), *memory_kv, attn_mask=mask)
         return self.cross_output(read.transpose(1, 2).reshape(hidden.shape))
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a memory [B, P, D], made once per text."""
+        """Return the keys and values of a memory [B, P, D], computed once per text."""
         kv = self.cross_kv(memory).view(*memory.shape[:2], 2, self.num_heads, -1)
         k_bhpk, v_bhpk = kv.permute(2, 0, 3, 1, 4).unbind(0)
         return k_bhpk, v_bhpk
@@ -135,19 +135,19 @@ class DecoderLayer(nn.Module):
 
 @dataclass
 class DecoderCache:
-    """What decoding keeps: per layer, keys and values of the memory and of the positions so far."""
+    """Cache of decoding: per layer, keys and values of the memory and of the positions so far."""
 
     memory_kv: list[tuple[Tensor, Tensor]]  # [B, H, P, D / H] each
     mask: Tensor  # [B, 1, 1, P]
-    summary: Tensor | None = None  # [B, D], position 0 of the memory, where the decoder reads it
+    summary: Tensor | None = None  # [B, D], position 0 of the memory, if the decoder reads it
     past_kv: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # [B x O, H, t, D / H] each
     position: int = 0
 
     def through(
         self, layers: Iterable[nn.Module], hidden: Tensor, rotary: Tensor | None = None
     ) -> Tensor:
-        """Return what the layers make of the next position [B x O, 1, D], whose keys and values are
-        kept; arguments as of `DecoderLayer.forward`."""
+        """Return the layers' output for the next position [B x O, 1, D], and keep its keys and
+        values; arguments as in `DecoderLayer.forward`."""
         pasts, self.past_kv = self.past_kv or repeat(None), []
         for layer, kv, past in zip(layers, self.memory_kv, pasts, strict=False):
             hidden, whole = layer(hidden, kv, self.mask, past, rotary)
@@ -156,11 +156,11 @@ class DecoderCache:
         return hidden
 
     def reorder(self, rows: Tensor) -> None:
-        """Hypotheses continue from others of the same record [B x O]."""
+        """Let hypotheses continue from others of the same record, by their rows [B x O]."""
         self.past_kv = [(key[rows], value[rows]) for key, value in self.past_kv]
 
     def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
-        """Goes on with some records only. Args: rows [B'] int64."""
+        """Keep some records only. Args: rows [B'] int64."""
         self.memory_kv = [(key[rows], value[rows]) for key, value in self.memory_kv]
         self.mask = self.mask[rows]
         self.summary = None if self.summary is None else self.summary[rows]
@@ -169,12 +169,12 @@ class DecoderCache:
 
 
 def positions_up_to(lengths: Tensor, size: int) -> Tensor:
-    """Mask [B, size] bool, True below each length."""
+    """Return a mask [B, size] bool, True below each length."""
     return torch.arange(size, device=lengths.device)[None, :] < lengths[:, None]
 
 
 def rotary_table(positions: int, head_size: int, like: Tensor) -> Tensor:
-    """Cosines and sines of the rotary embedding [2, positions, head_size / 2].
+    """Return cosines and sines of the rotary embedding [2, positions, head_size / 2].
 
     Source: Su et al. 2021, section 3.2.2.
     """
@@ -184,25 +184,25 @@ def rotary_table(positions: int, head_size: int, like: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return x [B, H, P, K] with the pairs (i, i + K / 2) of each head turned by their angles.
+    """Return x [B, H, P, K] with the pairs (i, i + K / 2) of each head rotated by their angles.
 
     Args:
         x: queries or keys.
-        cosine: of the angles, [B or 1, 1, P, K / 2] or [P, K / 2].
-        sine: as cosine.
+        cosine: cosines of the angles, [B or 1, 1, P, K / 2] or [P, K / 2].
+        sine: sines, as `cosine`.
     """
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
 def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
-    """Return name of each encoder parameter in `root` -> how many layers it lies below the heads.
+    """Return name of each encoder parameter in `root` -> number of layers below the heads.
 
-    The highest layer has 1; embeddings lie below the lowest layer.
+    The highest layer has 1; embeddings are one below the lowest layer.
 
     Args:
-        encoder: in `root`, with `blocks()` from the lowest up, and its last norm as `norm` if it
-            has one.
+        encoder: part of `root`, with `blocks()` from the lowest up, and its last norm, if it has
+            one, as `norm`.
     """
     blocks = encoder.blocks()
     depth_of = {id(p): len(blocks) + 1 for p in encoder.parameters()}
@@ -213,8 +213,8 @@ def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
 
 
 def layer_rates(root: nn.Module, encoder: Any, layer_decay: float) -> dict[str, float]:
-    """Return name of each encoder parameter in `root` -> factor of its learning rate, which is
-    `layer_decay` for each layer that it lies below the heads.
+    """Return name of each encoder parameter in `root` -> factor of its learning rate: `layer_decay`
+    to the power of its layers below the heads.
 
     Raises:
         ValueError: layer_decay outside (0, 1].

@@ -1,4 +1,4 @@
-"""Shared by all families; `status(trainer)` says what runs where."""
+"""Training code shared by all families; `status(trainer)` reports what runs where."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +28,8 @@ __getattr__: Callable[[str], Any] = late_names(__name__, _HOME)
 
 
 def default_callbacks() -> list[Any]:
-    """Return what every run of the command has; one that the user's configuration names replaces
-    its equal. A script has those of `ExactModule.own_callbacks` unasked."""
+    """Return the callbacks of every run of the command line; one in the user's configuration
+    replaces that of its class. Scripts get only those of `ExactModule.own_callbacks`."""
     names = ["Ledger", "Throughput", "NonFinite", "Preemption", "Rehearsal", "FailureReport"]
     names += ["LastCheckpoint", "BestCheckpoint", "PredictionWriter", "ErrorTable"]
     return [__getattr__(name)() for name in names]

@@ -1,4 +1,4 @@
-"""Hyperparameters in files: plain JSON when written, no code of a stranger when read."""
+"""Hyperparameters in files: written as plain JSON, read without running a stranger's code."""
 
 import functools
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-PACKAGES = ("lit_models", "datamodules", "torch.optim")  # lr_scheduler is in it
+PACKAGES = ("lit_models", "datamodules", "torch.optim")  # includes torch.optim.lr_scheduler
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own, by jsonargparse
 
 
@@ -23,7 +23,7 @@ def plain_values(hparams: Mapping[str, Any]) -> dict[str, Any]:
     """Return constructor arguments as JSON types, with the key that lets Lightning rebuild them.
 
     Raises:
-        ValueError: a value that a file of plain values cannot name, such as a lambda.
+        ValueError: a value has no plain form, such as a lambda.
     """
     values = {name: _plain(name, value) for name, value in hparams.items()}
     return {"_instantiator": INSTANTIATOR, **values}
@@ -39,7 +39,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(name, item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)  # each interpreter has an order of its own
+        value = sorted(value, key=repr)  # the order of a set differs between interpreters
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
@@ -62,19 +62,19 @@ def _path_of(cls: type) -> str:
 
 @dataclass(frozen=True)
 class StoredClasses:
-    """The classes that a file of a stranger may name, anything by `trust`, else those in the
-    user's own command line and config files too: whatever is made of one asks here first."""
+    """The classes that a stranger's file may name: with `trust` any, else those of `PACKAGES` and,
+    as `named`, of the user's own command line and configs. Check here before creating anything."""
 
     trust: bool = False
     named: Collection[str] = ()
 
     def check(self, source: str | Path, class_path: Any, values: Mapping[str, Any]) -> None:
-        """Refuse values of which a parser would make anything else; nothing is imported before it
-        is allowed.
+        """Refuse values from which a parser would create anything else; nothing is imported before
+        it is allowed.
 
         Args:
             source: the file, for the message.
-            class_path: of the class that takes the values, or that class itself.
+            class_path: class that takes the values, or its import path.
             values: argument -> plain value.
 
         Raises:
@@ -86,8 +86,8 @@ class StoredClasses:
             self._check_arguments(source, "", [class_path], values, [Any])
 
     def check_spec(self, source: str | Path, key: str, spec: Any) -> None:
-        """Refuse, with a ValueError, a key of a config file, such as `model`, of which a parser
-        would make anything but an object of an allowed class."""
+        """Raise ValueError for a key of a config file, such as `model`, from which a parser would
+        create anything but an object of an allowed class."""
         if self.trust:
             return
         if not (isinstance(spec, dict) and "class_path" in spec):
@@ -95,8 +95,8 @@ class StoredClasses:
         self._check_value(source, key, spec, [Any])
 
     def of_module(self, source: str | Path, class_path: Any) -> Any:
-        """Return the class of a module that a file names, `None` where it cannot be imported;
-        ValueError where it is neither allowed nor imported by the caller."""
+        """Return the module class that a file names, `None` if it cannot be imported; ValueError if
+        it is neither allowed nor already imported."""
         home, _, name = str(class_path).rpartition(".")
         found = vars(sys.modules[home]).get(name) if home in sys.modules else None
         if isinstance(found, type) and issubclass(found, LightningModule):
@@ -108,7 +108,7 @@ class StoredClasses:
     def _check_arguments(
         self, source: str | Path, key: str, kinds: list[Any], values: Mapping[Any, Any], rest: Any
     ) -> None:
-        """Check values by the types of these classes' arguments, `rest` for other names."""
+        """Check values by the argument types of these classes; other names have type `rest`."""
         types = _arguments(kinds)
         for name, value in values.items():
             at = f"{key}.{name}".removeprefix(".")
@@ -119,8 +119,8 @@ class StoredClasses:
             for item in value:
                 self._check_value(source, key, item, types)
         elif isinstance(value, str):
-            # Where an argument may be more than plain, the parser takes text as a class, a
-            # function, the name of a YAML file, or YAML itself.
+            # If an argument's type is not plain, the parser reads text as a class, a function, the
+            # name of a YAML file, or YAML itself.
             is_word = not value or (re.fullmatch(r"[\w-]+", value) and not Path(value).exists())
             if not is_word and not all(map(_is_plain, types)):
                 self._allowed(source, key, value, types)
@@ -135,7 +135,7 @@ class StoredClasses:
             self._check_arguments(source, key, types, value, types)
 
     def _allowed(self, source: str | Path, key: str, name: Any, types: list[Any]) -> Any:
-        """Return the class of a name, imported if it is allowed."""
+        """Return the class of that name, imported only if it is allowed."""
         own = {_path_of(kind): kind for kind in types if isinstance(kind, type)}
         name = str(name)
         found = own.get(name)
@@ -170,14 +170,14 @@ def _imported(name: str) -> Any:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Return whether text for an argument of this type stays text, or becomes a plain value."""
+    """Return whether text for an argument of this type stays text or becomes a plain value."""
     if not isinstance(kind, type):
-        return kind is Ellipsis  # of tuple[int, ...]
+        return kind is Ellipsis  # as in tuple[int, ...]
     return issubclass(kind, str | int | float | PathLike | Enum | dict | list | tuple | set | None)
 
 
 def _arguments(types: list[Any]) -> dict[str, list[Any]]:
-    """Return name -> types of the constructor's arguments of classes and their parents."""
+    """Return argument name -> types, of the constructors of classes and their parents."""
     found: dict[str, list[Any]] = {}
     for kind in types:
         for parent in reversed(getattr(kind, "__mro__", ())):
@@ -185,7 +185,7 @@ def _arguments(types: list[Any]) -> dict[str, list[Any]]:
                 continue
             try:
                 hints = typing.get_type_hints(parent.__init__)
-            except (NameError, TypeError):  # an annotation that is there for the checker alone
+            except (NameError, TypeError):  # an annotation for the type checker only
                 hints = {}
             for name, parameter in inspect.signature(parent.__init__).parameters.items():
                 if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -194,7 +194,7 @@ def _arguments(types: list[Any]) -> dict[str, list[Any]]:
 
 
 def _types_in(hint: Any) -> Iterator[Any]:
-    """Yield the types in an annotation, also of a callable's result; `Any` for what is imported."""
+    """Yield the types in an annotation, also a callable's result; `Any` if an import may happen."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         yield str
@@ -213,9 +213,9 @@ def _types_in(hint: Any) -> Iterator[Any]:
 
 
 def known_arguments(kind: Any, values: Mapping[str, Any]) -> tuple[Any, list[str], list[str]]:
-    """Return the arguments that a class's constructor has, "name=value" of those that only another
-    version has, and the names of those that are `None` against their type; also in values of our
-    classes and of dataclasses."""
+    """Return the values that a class's constructor accepts, "name=value" of arguments that only
+    another version had, and the names of those that are `None` although their type forbids it; also
+    inside values of dataclasses and of our own classes."""
     gone: list[str] = []
     empty: list[str] = []
     return _known([kind], values, "", gone, empty), gone, empty

@@ -1,6 +1,6 @@
 """Predictions, and the table of errors of an evaluation.
 
-Shapes: B samples, A numbers of all answers, K samples that are kept.
+Shapes: B samples, A numbers in all answers together, K samples kept.
 """
 
 import hashlib
@@ -25,37 +25,37 @@ from lit_models.training.ledger import is_distributed, tells_samples
 from lit_models.training.metrics import SampleResult
 from lit_models.training.sharding import whole
 
-MOST_WRONG, MOST = 100_000, 1000  # rows of a table: of wrong answers, of samples of any answers
-# Losses are rounded to 1 part in so many: batches of other sizes compute them with other last
-# digits. Two that lie on both sides of an edge of this grid still differ, by a whole step of it.
+MOST_WRONG, MOST = 100_000, 1000  # rows of a table: with wrong answers only, with any answers
+# Losses are rounded to 1 part in this number, since batches of another size change their last
+# digits. Two losses on either side of an edge of this grid still differ, by one of its steps.
 PARTS = 4096.0
 MOST_CHARACTERS = 2000  # of a text
-# What families call the three things that a reader looks for.
+# Families' names for the three columns that a reader looks for.
 COLUMNS = {
     **dict.fromkeys(("text", "query"), "input"),
     **dict.fromkeys(("codes", "candidates", "target", "trained on", "goes on"), "truth"),
     **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
 }
 LAST = ("confidence", "seen in training", "sample", "loss")
-NOBODY, BATCHES = -torch.inf, 64  # between two looks at which samples are the worst
+NOBODY, BATCHES = -torch.inf, 64  # loss and id of rows to drop; batches between drops
 
 
 class PredictionWriter(Callback):
-    """Writes what `predict_step` returns, and lets the datamodule turn it into the user's file.
+    """Writes the results of `predict_step`, and lets the datamodule turn them into the user's file.
 
-    Each rank writes parts, atomically, that hold whole batches of the plan. The batches do not
-    depend on the device count, so a killed prediction goes on with any number of devices. At the
-    end rank 0 checks that each sample is there exactly once and calls
+    Each rank writes part files, atomically, of whole batches of the plan. Batches do not depend on
+    the device count, so that a killed prediction can go on with any number of devices. At the end
+    rank 0 checks that each sample occurs exactly once and calls
     `datamodule.write_predictions(results, path)`.
     """
 
-    part_batches = 32  # in one part file; a kill loses at most so many per device
-    _rows: list[dict[str, np.ndarray]]  # of batches that no part holds yet
+    part_batches = 32  # in one part file; a kill loses at most this many per device
+    _rows: list[dict[str, np.ndarray]]  # results of batches that are in no part file yet
     _batches: list[int]
     _folder: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a file that is there, or of a kind that lacks its extra, before any work."""
+        """Before any work, refuse a file that exists, or of a kind whose extra is not installed."""
         if stage != "predict":
             return
         check_installed(output := trainer.datamodule.predict_output_path)
@@ -68,11 +68,11 @@ class PredictionWriter(Callback):
         self._rows, self._batches = [], []  # an interrupt may have left some
 
     def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
-        """Return the batches that an interrupted prediction with the same weights has written;
-        asked on every rank when the loader is made."""
+        """Return the batches that an interrupted prediction with the same weights has written; the
+        loader calls it on every rank."""
         output = trainer.datamodule.predict_output_path
         request, recipe = trainer.datamodule.request("predict"), getattr(pl_module, "recipe", None)
-        # All that a prediction depends on name the folder of its parts.
+        # The folder of parts is named by a digest of all that a prediction depends on.
         facts = [request.digest(), dict(pl_module.hparams), recipe, str(trainer.precision)]
         digest = weights_digest(trainer, facts)[:12]
         self._folder = output.with_name(f".{output.name}.{digest}.parts")
@@ -86,7 +86,7 @@ class PredictionWriter(Callback):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Keep the rows of a batch that is no filler and no other rank's of a tensor group."""
+        """Keep a batch's results, unless it is a filler or another rank of the group reports it."""
         if float(batch["weight"][0]) == 0 or not tells_samples(trainer):
             return
         rows = {name: value.cpu() for name, value in outputs.items()}
@@ -98,7 +98,7 @@ class PredictionWriter(Callback):
             self._flush()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Merge on rank 0, after the last collective: no rank waits, however long it takes."""
+        """Merge on rank 0 after the last collective: no rank waits, however long it takes."""
         self._flush()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero and self._folder is not None:
@@ -132,10 +132,10 @@ def weights_digest(trainer: Trainer, facts: Any) -> str:
 
 
 def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
-    """Return name -> [N, …] results in the order of sample ids, on disk beside the parts.
+    """Return name -> [N, …] results in the order of sample ids, in files beside the parts.
 
     Raises:
-        RuntimeError: a sample is missing or there twice.
+        RuntimeError: a sample is missing or occurs more than once.
     """
     results: dict[str, np.ndarray] = {}
     times = np.zeros(num_samples, np.int32)
@@ -159,7 +159,7 @@ def merged(folder: Path, num_samples: int) -> dict[str, np.ndarray]:
 
 
 def array_on_disk(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array of zeros that lives in a file, so that it may be larger than memory."""
+    """Return an array of zeros in a memory-mapped file, so that it may be larger than memory."""
     num_bytes = math.prod(shape) * dtype.itemsize
     with naming(path), open(path, "wb") as file:
         if num_bytes and hasattr(os, "posix_fallocate"):
@@ -172,14 +172,14 @@ class ErrorTable(Callback):
     """Writes the samples that went wrong in a test to `errors-test.csv`, the largest loss first.
 
     A row is a sample: input, truth and answer, the model's confidence and whether the text was in
-    the training data where a family knows them, its number in the split and its loss. Where a
-    family says which answers are wrong, these are listed, up to `MOST_WRONG`, else the `MOST`
-    samples of the largest losses. Tables are nearly always the same on any number of devices, see
-    `PARTS`. A module whose `test_step` returns no `SampleResult` has no such file.
+    the training data (if the family knows them), its number in the split and its loss. If a family
+    marks wrong answers, these are listed, up to `MOST_WRONG`; else the `MOST` samples with the
+    largest losses. Tables are nearly always equal on any number of devices, see `PARTS`. A module
+    whose `test_step` returns no `SampleResult` gets no file.
     """
 
     _rows: list[Tensor]  # [B, 4 + A] of `rows_of`, on the device of the batches
-    _sizes: dict[str, int]  # of each answer
+    _sizes: dict[str, int]  # numbers in each answer
 
     def on_test_epoch_start(self, *_: Any) -> None:
         self._rows = []
@@ -198,7 +198,7 @@ class ErrorTable(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._rows:
-            return  # on all ranks: each has as many batches
+            return  # on all ranks alike: each has the same number of batches
         rows = worst_of(torch.cat(self._rows), self._most)
         if is_distributed():
             rows = worst_of(torch.cat(gather_all_tensors(rows)), self._most)
@@ -220,7 +220,7 @@ class ErrorTable(Callback):
 
 def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
     """Return [B, 4 + A] float64: loss, rounded to 1 part in PARTS, sample id, confidence, seen,
-    answers; NaN for unknown. Loss and id of fillers and right answers are minus infinity."""
+    answers; NaN if unknown. Loss and id of fillers and right answers are minus infinity."""
     is_nobody = weight == 0
     if result.is_wrong is not None:
         is_nobody = is_nobody | ~result.is_wrong
@@ -235,14 +235,14 @@ def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
 
 
 def worst_of(rows: Tensor, number: int) -> Tensor:
-    """Return [K, 4 + A]: of rows [B, 4 + A] those of the largest losses, NaN first, by id."""
+    """Return [K, 4 + A]: the rows [B, 4 + A] with the largest losses, NaN first, ties by id."""
     rows = rows[rows[:, 1] >= 0]
     rows = rows[rows[:, 1].argsort(stable=True)]
     return rows[rows[:, 0].argsort(descending=True, stable=True)][:number]
 
 
 def as_table(samples: Sequence[tuple[dict[str, str], tuple[str, ...]]]) -> list[list[str]]:
-    """Return head and rows of a table of samples: texts, by name, then values of `LAST`."""
+    """Return header and rows of a table of samples: texts by name, then the columns `LAST`."""
     names = list(dict.fromkeys(name for texts, _ in samples for name in texts))
     rows = []
     for texts, last in samples:

@@ -1,7 +1,7 @@
-"""Throughput: samples, tokens, seconds, the wait for data, and the use of a GPU.
+"""Throughput: samples, tokens, seconds, the wait for data, and the utilization of a GPU.
 
-Rank 0 appends a line per log interval to `throughput.jsonl`; samples and tokens are those of all
-ranks, from the plan. No step waits for a device or another rank: what they send is read one later.
+Rank 0 appends a line per log interval to `throughput.jsonl`; samples and tokens are of all ranks,
+from the plan. No step waits for a device or another rank: their numbers are read one step later.
 """
 
 import json
@@ -21,8 +21,8 @@ from lit_models.training.ledger import HostCopy, complete_lines, is_distributed,
 
 FILE_NAME = "throughput.jsonl"
 DATA_OF_RANKS = tuple(f"data_{name}_seconds" for name in ("min", "median", "max"))
-# Dense TFLOP/s in bfloat16 and float16 of GPUs whose names begin so; the longest that fits counts.
-# NVIDIA's and AMD's sheets, most of which give twice as much, with structured sparsity.
+# Dense TFLOP/s in bfloat16 and float16 by the beginning of a GPU's name; the longest match counts.
+# From NVIDIA's and AMD's data sheets, most of which give twice as much, with structured sparsity.
 PEAKS = {
     2500.0: ("NVIDIA GB300", "NVIDIA GB200", "AMD Instinct MI355X"),
     2250.0: ("NVIDIA B300", "NVIDIA B200"),
@@ -42,8 +42,8 @@ PEAKS = {
 
 
 def peak_of(name: str, precision: str) -> float | None:
-    """Return the dense peak of a GPU, named as torch names it, in FLOP/s under `trainer.precision`;
-    `None` where it is unknown, of a slice, and with more than 16 bits."""
+    """Return the dense peak in FLOP/s of a GPU, by torch's name for it, under `trainer.precision`;
+    `None` if it is unknown, for a MIG slice, and for precisions other than 16 bits."""
     if "MIG" in name or not re.fullmatch("(bf)?16-(mixed|true)", precision):
         return None
     pairs = [(known, peak) for peak, names in PEAKS.items() for known in names]
@@ -54,13 +54,13 @@ def peak_of(name: str, precision: str) -> float | None:
 class Throughput(Callback):
     """Writes a line per log interval to `throughput.jsonl` of the run folder and to the loggers.
 
-    `mfu` is the share of the device's peak that the arithmetic of useful tokens takes, as the
-    module's `flops` counts it: of what the plan knows, which of a retriever is one document a pair.
-    Of several ranks `slowest_rank` waited most for data; `DATA_OF_RANKS` is the spread.
+    `mfu` is the share of the devices' peak FLOP/s spent on useful tokens, as the module's `flops`
+    counts them from the lengths in the plan, which has one document per pair for a retriever. With
+    several ranks `slowest_rank` waited longest for data; `DATA_OF_RANKS` give the spread.
 
     Args:
-        peak_flops: of a device in the run's precision, dense, in FLOP/s; `None` takes it from a
-            table of GPUs in 16 bits.
+        peak_flops: dense peak of a device in the run's precision, in FLOP/s; `None` looks it up in
+            a table of GPUs, for 16 bits.
     """
 
     def __init__(self, peak_flops: float | None = None) -> None:
@@ -86,7 +86,7 @@ class Throughput(Callback):
         self._begun, self._evaluation_s = time.perf_counter(), 0.0
         self._steps: list[tuple[int, int]] = []  # epoch and step in it
         self._tokens = self._positions = 0  # of rank 0
-        # Of today's loader: each `fit` makes one.
+        # Of the current loader: each `fit` creates one.
         self._loader_before = getattr(trainer.train_dataloader, "wait_s", 0.0)
 
     def on_train_batch_end(
@@ -116,13 +116,13 @@ class Throughput(Callback):
             self._evaluation_s += time.perf_counter() - self._evaluation_begun
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is left."""
+        """Write the lines of the last interval."""
         if self._is_on and self._steps:
             self._end_interval(trainer)
         self._write(trainer)
 
     def _end_interval(self, trainer: Trainer) -> None:
-        """Make the line of the interval that ends here, and begin the next."""
+        """Prepare the line of the interval that ends here, and begin the next."""
         seconds = max(time.perf_counter() - self._begun, 1e-9)
         loader: Any = trainer.train_dataloader
         data_s = getattr(loader, "wait_s", 0.0) - self._loader_before
@@ -153,7 +153,7 @@ class Throughput(Callback):
         self._begin(trainer)
 
     def _write(self, trainer: Trainer) -> None:
-        """Add the line that is pending, if any."""
+        """Write the pending line, if any."""
         if self._pending is None:
             return
         (line, waits), self._pending = self._pending, None
