@@ -1,4 +1,4 @@
-"""Search text: score it, rank it, find it, write its title and description."""
+"""Search text: scoring, ranking, retrieval, titles and descriptions."""
 
 from lit_models import late_names
 

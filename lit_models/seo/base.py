@@ -1,4 +1,4 @@
-"""Base of the modules around a text encoder: building, recipe, freezing, rates."""
+"""Base class of the modules around a text encoder: building, recipe, freezing, rates."""
 
 import logging
 from abc import abstractmethod
@@ -30,21 +30,21 @@ from lit_models.training.optim import configured, parameter_groups
 
 log = logging.getLogger(__name__)
 ENCODER = "network.encoder."
-TEXTS_AT_ONCE = 64  # that a script hands in
+TEXTS_AT_ONCE = 64  # per pass, of texts that a script hands in
 EncoderFactory = Callable[[int], TextEncoder]  # tokens of the vocabulary -> encoder
 
 
 class EncodedTextModule(ExactModule):
-    """A text encoder and what a module puts on it, which implements `make_network` and the steps.
+    """Base class of modules with a text encoder; subclasses add `make_network` and the steps.
 
     Args:
         optimizer: factory; it has no default, so that a rate is always chosen in the YAML.
-        lr_scheduler: factory; none keeps the rate constant.
-        encoder: factory of an encoder from scratch, given the size of the vocabulary.
+        lr_scheduler: factory; `None` keeps the rate constant.
+        encoder: factory of an encoder from scratch; it gets the size of the vocabulary.
         pretrained: folder of a Hugging Face encoder, instead of `encoder`.
-        pooling: how the tokens of a row become one vector, where `pretrained` does not say it.
-        lora: adapters on layers of the encoder, which else stands still.
-        freeze: parameters of the network that stand still, by patterns of their names.
+        pooling: of token vectors to one vector per row, unless `pretrained` specifies it.
+        lora: adapters on layers of the encoder, whose other weights are frozen.
+        freeze: name patterns of parameters to freeze.
         layer_decay: factor of the learning rate per encoder layer below the top.
         init_from: checkpoint to take weights from.
     """
@@ -69,16 +69,16 @@ class EncodedTextModule(ExactModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.kind = type(self).__name__  # fsdp will put another class in front
+        self.kind = type(self).__name__  # before fsdp changes the class
         self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
         self.encoder_factory, self.pretrained, self.pooling = encoder, pretrained, pooling
         self.lora, self.freeze_patterns = lora, freeze
         self.init_from = init_from
-        self.network = None  # of `make_network`, once the recipe is known
+        self.network = None  # from `make_network`, once the recipe is known
 
     @abstractmethod
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        """Return the network around an encoder, which it keeps as `encoder`."""
+        """Return the network around an encoder; its attribute `encoder` must hold the encoder."""
 
     def blocks(self) -> list[nn.Module]:
         return self.network.encoder.blocks()
@@ -88,11 +88,11 @@ class EncodedTextModule(ExactModule):
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer that the model was trained with; there after `setup`."""
+        """The tokenizer of the model's training; available after `setup`."""
         return TextTokenizer.from_dict(self.recipe["tokenizer"])
 
     def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
-        """Return tokenizer, lengths and more, by which the data were read."""
+        """Return the data's recipe: tokenizer, lengths and more."""
         return {**data.recipe}
 
     def meanings(self, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -106,12 +106,12 @@ class EncodedTextModule(ExactModule):
             encoder = self.encoder_factory(self.tokenizer.vocab_size)
         else:
             content = read_config(self.pretrained)
-            weight_files(self.pretrained)  # refuses pickles
+            weight_files(self.pretrained)  # raises if there are only pickles
             encoder = self.encoder_class(content, self.pretrained)
             limit = getattr(encoder.model.config, "max_position_embeddings", None)
             tables = [m for n, m in encoder.named_modules() if n.endswith("position_embeddings")]
             if (padding := getattr(next(iter(tables), None), "padding_idx", None)) is not None:
-                limit -= padding + 1  # positions begin behind that of padding, as RoBERTa's
+                limit -= padding + 1  # positions start after padding's index, as in RoBERTa
             longest = recipe["text"]["max_length"]
             if limit is not None and longest > limit:
                 raise ValueError(
@@ -150,12 +150,11 @@ class EncodedTextModule(ExactModule):
         super().on_load_checkpoint(checkpoint)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights that `init_from` takes: the encoder's, and those of heads that are
-        the same here. Adapters that the checkpoint lacks begin as new ones.
+        """Return the weights with those of `init_from` for the encoder and for heads that both
+        have. Adapters that the checkpoint lacks start as new ones.
 
         Raises:
-            ValueError: the checkpoint is of another family, or was trained with another tokenizer
-                or encoder.
+            ValueError: the checkpoint is of another family, tokenizer or encoder.
         """
         trained, source = checkpoint.get(RECIPE_KEY), self.init_from
         if trained is None or trained["tokenizer"] != self.recipe["tokenizer"]:
@@ -186,5 +185,5 @@ class EncodedTextModule(ExactModule):
         return {**own, **taken}
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
-        """Whether a weight besides the encoder's means the same in another recipe of this kind."""
+        """Whether a weight outside the encoder means the same in `trained`, of the same kind."""
         return True

@@ -1,4 +1,4 @@
-"""Text encoders of `seo`, tokens in, one vector per row out, and what folders say beside them.
+"""Text encoders of `seo`, from tokens to one vector per row; pooling and heads of model folders.
 
 Shapes: R rows, T positions, D hidden, V vocabulary.
 """
@@ -20,9 +20,9 @@ from lit_models.training.metrics import evaluating, in_float32
 
 Pooling = Literal["mean", "first", "max"]
 MODULES = "modules.json"
-PADDING_TOLERANCE = 1e-3  # of the largest value; the kernels round otherwise for other widths
+PADDING_TOLERANCE = 1e-3  # relative to the largest value; kernels of other widths round differently
 POOLINGS: dict[str, Pooling] = {"cls": "first", "mean": "mean", "max": "max"}
-HEADS = {  # of one score: dense layer and score in the files of a sequence classifier
+HEADS = {  # model type -> names of the dense layer and the score in a sequence classifier's files
     "bert": ("bert.pooler.dense", "classifier"),
     "roberta": ("classifier.dense", "classifier.out_proj"),
     "xlm-roberta": ("classifier.dense", "classifier.out_proj"),
@@ -30,11 +30,11 @@ HEADS = {  # of one score: dense layer and score in the files of a sequence clas
 
 
 class TextEncoder(nn.Module):
-    """Base of the encoders."""
+    """Base class of the encoders."""
 
     width: int  # D
-    pooling: Pooling = "mean"  # over tokens, or the maximum, or the first one's; the module sets it
-    keeps_tokens: bool = False  # hidden states [R, T, D] are returned instead
+    pooling: Pooling = "mean"  # mean or maximum over tokens, or the first token; set by the module
+    keeps_tokens: bool = False  # return hidden states [R, T, D] without pooling
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
@@ -42,18 +42,18 @@ class TextEncoder(nn.Module):
         """Return one vector per row [R, D].
 
         Args:
-            input_ids: [R, T] int64, padded at the right.
+            input_ids: [R, T] int64, padded on the right.
             attention_mask: [R, T] bool, true at tokens, at least one in each row.
-            segment_ids: [R, T] int64, 0 = query or the only text, 1 = document; none is all 0.
+            segment_ids: [R, T] int64, 0 = query or single text, 1 = document; `None` is all 0.
         """
         raise NotImplementedError
 
     def blocks(self) -> list[nn.Module]:
-        """Return the layers from the lowest to the highest; none by default."""
+        """Return the layers from lowest to highest; by default there are none."""
         return []
 
     def pooled(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return one vector per row [R, D] of hidden states [R, T, D]."""
+        """Return one vector per row [R, D] from hidden states [R, T, D]."""
         if self.keeps_tokens:
             return hidden
         if self.pooling == "first":
@@ -65,11 +65,11 @@ class TextEncoder(nn.Module):
 
 
 class TransformerEncoder(TextEncoder):
-    """A transformer from scratch, with rotary positions.
+    """Transformer from scratch, with rotary positions.
 
     Args:
         width: D.
-        num_layers: of the transformer; 0 leaves a bag of embeddings.
+        num_layers: of the transformer; 0 makes it a bag of embeddings.
         feed_forward: inner width of the feed-forward blocks.
         dropout: probability after embeddings and blocks; never on attention weights.
     """
@@ -111,8 +111,9 @@ class TransformerEncoder(TextEncoder):
 
 
 class PretrainedEncoder(TextEncoder):
-    """A model of transformers' AutoModel, such as BERT, without its pooler and its dropout, by its
-    config.json; the weights of its folder come in float32, None draws them.
+    """Model of transformers' AutoModel, such as BERT, without pooler and dropout.
+
+    Args: content of its config.json; folder with its weights, loaded in float32, `None` draws them.
 
     Raises:
         ValueError: weights are missing or of the wrong shape, or a file is damaged.
@@ -125,7 +126,7 @@ class PretrainedEncoder(TextEncoder):
         model = model_of(content, folder, auto_class=self.auto_class, may_lack="pooler.")
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # its parameters would never get a gradient
-        self.model = model.train()  # it comes in evaluation mode, and Lightning keeps modes
+        self.model = model.train()  # from_pretrained returns eval mode, which Lightning would keep
         self.width = model.config.hidden_size
 
     def forward(
@@ -139,8 +140,8 @@ class PretrainedEncoder(TextEncoder):
 
     @torch.no_grad()
     def check_padding(self) -> None:
-        """Refuse, with a ValueError, a model that gives a text another vector beside a longer one:
-        a run would depend on the micro-batch, and so on the number of devices."""
+        """Raise ValueError if padding changes a text's vector: results would depend on the
+        micro-batch, and so on the number of devices."""
         mask = torch.arange(9)[None] < 5
         ids = torch.arange(1, 10)[None] % self.model.get_input_embeddings().weight.shape[0] * mask
         with evaluating(self):
@@ -156,28 +157,28 @@ class PretrainedEncoder(TextEncoder):
 
     @property
     def norm(self) -> nn.Module:
-        """The norms behind the last layer, such as ModernBERT's `final_norm`; often none."""
+        """The norms after the last layer, such as ModernBERT's `final_norm`; often empty."""
         modules = list(self.model.modules())
-        if not self.blocks():  # of a bag of embeddings
+        if not self.blocks():  # a bag of embeddings
             return nn.ModuleList()
         *_, last = self.blocks()[-1].modules()
         behind = modules[modules.index(last) + 1 :]
         sizes = [[p.dim() for p in module.parameters(recurse=False)] for module in behind]
-        # A table of relative positions, which layers read, stands there too in MPNet.
+        # MPNet also has a table of relative positions there, which its layers read.
         return nn.ModuleList(m for m, dims in zip(behind, sizes, strict=True) if set(dims) == {1})
 
     def blocks(self) -> list[nn.Module]:
         return repeated_layers(self.model)
 
 
-UNSEEN = -30.0  # log-weight of tokens that no text has, such as marks: they count nothing
+UNSEEN = -30.0  # log-weight that makes tokens which no text has, such as marks, count as 0
 
 
 class BagEncoder(TextEncoder):
-    """One vector and one weight per token, without a transformer.
+    """Weighted bag of tokens, with one vector and one weight per token. It needs few texts.
 
-    A token that occurs n times in a row counts 1 + ln n times in all. Weights begin as inverse
-    document frequencies of the training texts, vectors at random. It needs few texts.
+    A token that occurs n times in a row counts 1 + ln n times in total. Initial weights are inverse
+    document frequencies of the training texts, vectors are random.
     """
 
     def __init__(self, vocab_size: int, width: int = 512) -> None:
@@ -189,7 +190,7 @@ class BagEncoder(TextEncoder):
         nn.init.zeros_(self.log_weights.weight)
 
     def start_from(self, num_texts_with: Tensor, num_texts: int) -> None:
-        """Set the weights. Args: training texts that hold each token [V], and all of them."""
+        """Set the weights. Args: number of training texts with each token [V], and of all."""
         frequency = (1 + num_texts_with.double()) / (1 + num_texts)
         log_weights = (1 - frequency.log()).log().masked_fill(num_texts_with == 0, UNSEEN)
         with torch.no_grad():
@@ -200,22 +201,22 @@ class BagEncoder(TextEncoder):
     ) -> Tensor:
         table = self.vectors.weight
         same = (input_ids[:, :, None] == input_ids[:, None, :]) & attention_mask[:, None, :]
-        times = same.sum(-1).clamp(min=1).to(table)  # copies of a token share what all count
+        times = same.sum(-1).clamp(min=1).to(table)  # copies of a token share its total weight
         weights = self.log_weights(input_ids).squeeze(-1).exp() * (1 + times.log()) / times
         if self.pooling != "mean" or self.keeps_tokens:
             return self.pooled(self.vectors(input_ids) * weights[..., None], attention_mask)
         weights = weights * (attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1))
-        # On a GPU torch has no gradient of such weights in half precision.
+        # On a GPU, PyTorch has no half-precision gradient of per_sample_weights.
         options = {"per_sample_weights": in_float32(weights)}
         return F.embedding_bag(input_ids, in_float32(table), mode="sum", **options).to(table)
 
 
 def stored_pooling(folder: str | Path, is_ranker: bool) -> dict[str, Pooling]:
-    """Return `pooling` of a folder of sentence-transformers, or of a ranker's sequence classifier;
-    nothing of one that does not say it.
+    """Return {"pooling": …} of a sentence-transformers folder, or of a sequence classifier for a
+    ranker; {} for other folders.
 
     Raises:
-        ValueError: it has other modules, pools otherwise, or ranks by vectors of any length.
+        ValueError: modules or pooling are not supported, or vectors are compared unnormalised.
     """
     folder = Path(folder)
     if not (folder / MODULES).is_file():
@@ -249,8 +250,8 @@ def stored_pooling(folder: str | Path, is_ranker: bool) -> dict[str, Pooling]:
 
 
 def read_head(network: Any, folder: str | Path) -> None:
-    """Give a ranker's network the dense layer and the score of a folder that has them. A
-    constant that is added to all scores is taken where the ranker has one."""
+    """Load a ranker's dense layer and score from a folder, if it has them; the score's bias only if
+    the ranker has one, too."""
     folder, parts = Path(folder), []
     if not hasattr(network, "score"):
         return
@@ -270,7 +271,7 @@ def read_head(network: Any, folder: str | Path) -> None:
 
 
 def _is_classifier(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a sequence classifier with one score and a head that we have."""
+    """Whether a config.json is of a sequence classifier with one score and a known head."""
     is_known = config.get("model_type") in HEADS and len(config.get("id2label") or (0, 1)) == 1
     return is_known and "ForSequenceClassification" in str(config.get("architectures"))
 

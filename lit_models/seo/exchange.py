@@ -1,7 +1,7 @@
-"""Retrievers and rankers in other programs: sentence-transformers, without it, and ONNX.
+"""Export of retrievers and rankers to sentence-transformers, which need not be installed, and ONNX.
 
-A folder holds an encoder in the layout of transformers, its tokenizer with the marks around texts,
-and `modules.json`: pooling, then unit length of a retriever, or the two layers of a ranker's score.
+A sentence-transformers folder has an encoder in transformers' layout, a tokenizer with our marks,
+and `modules.json`: pooling, then a retriever's normalisation or a ranker's two layers of its score.
 """
 
 import json
@@ -29,18 +29,18 @@ from lit_models.seo.networks import BiEncoder, CrossEncoder
 from lit_models.training.export import write_tensors
 
 NAMES = {own: theirs for theirs, own in POOLINGS.items()}
-FOLDERS = {"Pooling": "sentence_transformer"}  # of sentence-transformers' modules, else base
+FOLDERS = {"Pooling": "sentence_transformer"}  # package of a sentence-transformers module, or base
 TANH, IDENTITY = "torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"
 ROPE_BASE = 1000.0  # of `rotary_table`
-WITHOUT_BIAS = ("self.query", "self.key", "self.value", "output.dense")  # of an attention here
+WITHOUT_BIAS = ("self.query", "self.key", "self.value", "output.dense")  # layers of our attention
 NORM_EPSILON = 1e-5  # of nn.LayerNorm
 
 
 def exported(
     ckpt: Path, to: Path, kind: Any, weights: dict[str, Tensor], format: str, trusted: bool
 ) -> int:
-    """Write the checkpoint of a module of this class, with these weights, in a format of another
-    program, and print how it is read there."""
+    """Write the checkpoint of a module of class `kind`, with these weights, in another program's
+    format, and print how to read it there."""
     module = kind.load_from_checkpoint(ckpt, trust_checkpoint=trusted).eval()
     module.load_state_dict(weights)
     kinds = {"sentence-transformers": (BiEncoder, CrossEncoder), "onnx": (BiEncoder,)}
@@ -61,16 +61,16 @@ def exported(
 
 
 def write_folder(module: Any, folder: Path) -> str:
-    """Write a retriever or a ranker, but for its tokenizer, into a folder, and return the name of
+    """Write a retriever or a ranker, without its tokenizer, into a folder, and return the name of
     the class that reads it, SentenceTransformer or CrossEncoder.
 
-    Queries and documents have one limit there, `text.max_length`; a document is its title and its
-    text with a line break between them. Letters are made small one by one, so that a final sigma
-    of Greek capitals is another one than here.
+    In sentence-transformers, queries and documents share the limit `text.max_length`; a document is
+    its title and text, separated by a line break. The exported tokenizer lower-cases each letter by
+    itself, so that a final sigma of Greek capitals differs from ours.
 
     Raises:
-        ValueError: the layout cannot express the module: a text that becomes stems, a bag that
-            counts tokens by logarithms, a prior of a first stage, segments beside rotary positions.
+        ValueError: the layout cannot express the module: a BagEncoder, a first stage's prior, or
+            segments with rotary positions.
     """
     network, recipe = module.network, module.recipe
     is_ranker, limits = isinstance(network, CrossEncoder), TextEncoding(recipe).limits
@@ -83,7 +83,7 @@ def write_folder(module: Any, folder: Path) -> str:
     read: dict[str, Any] = {"max_seq_length": limits.max_length}
     pooled = {"embedding_dimension": network.encoder.width, "include_prompt": True}
     pooled["pooling_mode"] = NAMES[network.encoder.pooling]
-    steps = [("Transformer", read, weights), ("Pooling", pooled, {})]  # content, weights of each
+    steps = [("Transformer", read, weights), ("Pooling", pooled, {})]  # module, config, weights
     own: dict[str, Any] = {"model_type": "SentenceTransformer", "similarity_fn_name": "cosine"}
     if is_ranker:
         own = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}
@@ -117,8 +117,7 @@ def write_folder(module: Any, folder: Path) -> str:
 def _encoder_files(
     encoder: TextEncoder, max_length: int, has_segments: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the content of config.json and the weights of the model of transformers that computes
-    what an encoder does."""
+    """Return the content of config.json and the weights of the equivalent transformers model."""
     state = encoder.state_dict()
     if isinstance(encoder, PretrainedEncoder):
         merged = merged_weights(encoder, state)
@@ -144,7 +143,7 @@ def _encoder_files(
         "pad_token_id": 0,
     }
     segments, norm = encoder.segments.weight, encoder.norm.state_dict()
-    if not encoder.layers:  # BERT without a layer is a bag of embeddings
+    if not encoder.layers:  # BERT without layers is a bag of embeddings
         config |= {"model_type": "bert", "architectures": ["BertModel"], "intermediate_size": width}
         stored = {
             "word_embeddings.weight": encoder.tokens.weight,
@@ -159,7 +158,7 @@ def _encoder_files(
             "both segments and rotary positions, which a ranker of model.encoder reads. Export it "
             "without --format, or fine-tune a folder with model.pretrained."
         )
-    # ESM has the same layers: norms before them, rotary positions, biases, which are 0 here.
+    # ESM has the same pre-norm layers with rotary positions; its additional biases are 0.
     config |= {"model_type": "esm", "architectures": ["EsmModel"], "rope_theta": ROPE_BASE}
     config |= {"position_embedding_type": "rotary", "emb_layer_norm_before": False}
     config |= {"intermediate_size": encoder.layers[0].expand.out_features}
@@ -168,7 +167,7 @@ def _encoder_files(
     steps = torch.arange(0, encoder.head_size, 2) / encoder.head_size
     stored["rotary_embeddings.inv_freq"] = ROPE_BASE**-steps
     heads = len(encoder.layers) * config["num_attention_heads"]
-    stored["contact_head.regression.weight"] = torch.zeros(1, heads)  # of proteins: unused
+    stored["contact_head.regression.weight"] = torch.zeros(1, heads)  # for proteins, unused here
     stored["contact_head.regression.bias"] = torch.zeros(1)
     stored |= {f"encoder.emb_layer_norm_after.{name}": tensor for name, tensor in norm.items()}
     for number, layer in enumerate(encoder.layers):
@@ -189,7 +188,7 @@ def _encoder_files(
 
 
 def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, str]:
-    """Return the files of a tokenizer that puts the marks around texts that `TextEncoding` puts."""
+    """Return the files of a tokenizer that adds the same marks around texts as `TextEncoding`."""
     encoding = TextEncoding(dict(recipe))
     tokenizer, limits = encoding.tokenizer, encoding.limits
     if limits.stemmer or limits.stopwords:
@@ -216,7 +215,7 @@ def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, st
     )
     files = tokenizer.hugging_face_files()
     values = json.loads(files["tokenizer_config.json"])
-    values.setdefault("pad_token", mark)  # which the mask hides
+    values.setdefault("pad_token", mark)  # any token will do, as the attention mask hides it
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * is_ranker
     values |= {"model_max_length": limits.max_length, "model_input_names": names}
     files["tokenizer.json"] = backend.to_str(pretty=True) + "\n"
@@ -225,7 +224,7 @@ def _tokenizer_files(recipe: Mapping[str, Any], is_ranker: bool) -> dict[str, st
 
 
 class Vectors(nn.Module):
-    """Tokens and their mask, [R, T] int64 each, to unit vectors. Args: network: a BiEncoder."""
+    """Maps tokens and their mask, [R, T] int64, to unit vectors. Args: network: a BiEncoder."""
 
     def __init__(self, network: Any, size: int | None) -> None:
         super().__init__()
@@ -237,13 +236,13 @@ class Vectors(nn.Module):
 
 
 def write_programs(module: Any, folder: Path) -> None:
-    """Write encoder.onnx and encoder.int8.onnx, which onnxruntime quantises dynamically.
+    """Write encoder.onnx, and encoder.int8.onnx, dynamically quantised by onnxruntime.
 
     Raises:
-        ValueError: the extra is not installed.
+        ValueError: the extra `onnx` is not installed.
     """
     try:
-        import onnxscript  # noqa: F401 - of the exporter
+        import onnxscript  # noqa: F401 - needed by the exporter
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ImportError as error:
         raise ValueError(f"--format onnx needs pip install 'unisono[onnx]' ({error}).") from error

@@ -1,22 +1,22 @@
 """Metrics of rankings, per query and as means, and of scored texts, exact over ranks.
 
-Shapes: B queries or texts, K candidates of a query, J judged documents of a query, P predictions,
-L labels. Definitions of rankings are those of trec_eval 9 (NDCG of Järvelin & Kekäläinen 2002, with
+Shapes: B queries or texts, K candidates per query, J judged documents per query, P predictions,
+L labels. Metrics of rankings follow trec_eval 9 (NDCG of Järvelin & Kekäläinen 2002, with
 log2(rank + 1) as the discount of every rank):
 
-- A candidate without a judgement counts as not relevant, and so does a grade of 0 or below.
+- Candidates without a judgement count as not relevant, as do grades of 0 or below.
 - The ideal ranking and the number of relevant documents are those of **all** judged documents, so
-  that a relevant document that no candidate is lowers NDCG, MAP and recall.
-- A query that has judgements but no relevant document scores 0; one without is in no part.
-- Ties: equal scores keep the order of the candidates, which is that of the documents' indices, on
-  any number of devices. (trec_eval takes the larger identifier first.)
-- A query with a score that is no number has the value NaN: it cannot pass for a good ranking.
+  that relevant documents missing from the candidates lower NDCG, MAP and recall.
+- A query with judgements but no relevant document scores 0; queries without any are in no part.
+- Ties keep the order of the candidates, which is that of the documents' indices, on any number of
+  devices. (trec_eval takes the larger identifier first.)
+- A query with a score of NaN has the value NaN, so that it cannot pass for a good ranking.
 
-Scores of heads are those of scikit-learn and scipy, in float64 over all predictions in the order of
-the sample ids. Where one is undefined, a warning says so and the value is that of someone who knows
-nothing: 0 for a correlation or a kappa of constant values, 0.5 for the AUROC of a single class, 0
-for the F1 of a label that is neither there nor predicted (of several classes such ones do not
-count). Without any label, or with predictions that are no numbers, it is NaN.
+Scores of heads are scikit-learn's and scipy's, in float64 over all predictions in the order of the
+sample ids. An undefined score gives a warning and the value of a guess: 0 for a correlation or a
+kappa of constant values, 0.5 for the AUROC of a single class, 0 for the F1 of a label that is
+neither present nor predicted (such classes of a multiclass head do not count). Without any label,
+or with predictions that are not finite, it is NaN.
 """
 
 import json
@@ -45,30 +45,29 @@ from lit_models.training.metrics import SumCount
 
 log = logging.getLogger(__name__)
 DEFAULT_METRICS = ("ndcg@1", "ndcg@5", "ndcg@10", "mrr@10", "map", "recall@100")
-BOOTSTRAP_ROWS = 4_000_000  # numbers drawn at once: 32 MB
+BOOTSTRAP_ROWS = 4_000_000  # random numbers per chunk: 32 MB
 
 
 class RankedQueries(NamedTuple):
-    """Queries whose candidates are in the order of their scores."""
+    """Queries with their candidates sorted by score."""
 
-    relevance: Tensor  # [B, K] float64, grade at each rank; 0 = not relevant, unjudged or none
+    relevance: Tensor  # [B, K] float64, grade at each rank; 0 = irrelevant, unjudged or missing
     ideal: Tensor  # [B, J] float64, grades of all judged documents, descending, at least 0
 
 
 def rank_queries(
     scores: Tensor, relevance: Tensor, is_candidate: Tensor, all_relevance: Tensor
 ) -> RankedQueries:
-    """Put the candidates of each query in order.
+    """Sort the candidates of each query by score.
 
     Args:
-        scores: [B, K], the higher the better.
-        relevance: [B, K] grades; nan = unjudged.
-        is_candidate: [B, K] bool, false where a query has fewer candidates.
-        all_relevance: [B, J] grades of every judged document, whether it is a candidate or not;
-            nan = none.
+        scores: [B, K], higher is better.
+        relevance: [B, K] grades; NaN = unjudged.
+        is_candidate: [B, K] bool, false at padding.
+        all_relevance: [B, J] grades of all judged documents, candidates or not, padded with NaN.
     """
     scores = scores.detach().double()
-    # Sorts that keep the order of equals, the least important first.
+    # Stable sorts, the least important key first.
     order = scores.argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, (~is_candidate).gather(1, order).byte().argsort(dim=1, stable=True))
     grades = relevance.double().nan_to_num(nan=0.0).clamp(min=0).masked_fill(~is_candidate, 0)
@@ -81,8 +80,8 @@ def rank_queries(
 
 
 def ndcg(ranked: RankedQueries, k: int | None = None) -> Tensor:
-    """Return the discounted grades of the first k ranks, or of all, over those of the ideal
-    ranking, [B] float64."""
+    """Return the discounted sum of grades over the first k ranks, or all, divided by that of the
+    ideal ranking, [B] float64."""
     gained, best = (
         (grades[:, :k] / (_ranks(grades[:, :k]) + 1).log2()).sum(1)
         for grades in (ranked.relevance, ranked.ideal)
@@ -91,27 +90,27 @@ def ndcg(ranked: RankedQueries, k: int | None = None) -> Tensor:
 
 
 def reciprocal_rank(ranked: RankedQueries, k: int | None = None) -> Tensor:
-    """Return 1 / rank of the first relevant document, 0 where none is in the first k; [B]."""
+    """Return 1 / rank of the first relevant document [B], 0 if the first k ranks have none."""
     hits = _hits(ranked, k)
     return (hits / _ranks(hits)).amax(1) if hits.shape[1] else hits.sum(1)
 
 
 def first_relevant(ranked: RankedQueries) -> Tensor:
-    """Return the rank of the first relevant document from 1, 0 where none is ranked; [B] int64."""
+    """Return the rank, from 1, of the first relevant document [B] int64; 0 if there is none."""
     hits = _hits(ranked, None) > 0
     return torch.where(hits.any(1), hits.byte().argmax(1) + 1, 0) if hits.shape[1] else hits.sum(1)
 
 
 def average_precision(ranked: RankedQueries, k: int | None = None) -> Tensor:
-    """Return the precision at each relevant document of the first k, summed, over the number of
-    all relevant documents, [B] float64."""
+    """Return the sum of the precisions at each relevant document among the first k, divided by the
+    number of all relevant documents, [B] float64."""
     hits = _hits(ranked, k)
     precisions = hits.long().cumsum(1) / _ranks(hits)
     return _ratio((precisions * hits).sum(1), (ranked.ideal > 0).double().sum(1))
 
 
 def recall(ranked: RankedQueries, k: int | None = None) -> Tensor:
-    """Return the share of all relevant documents that is among the first k, [B] float64."""
+    """Return the share of all relevant documents that are among the first k, [B] float64."""
     return _ratio(_hits(ranked, k).sum(1), (ranked.ideal > 0).double().sum(1))
 
 
@@ -125,7 +124,7 @@ def _ranks(grades: Tensor) -> Tensor:
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """Return part / whole, 0 where there is no whole."""
+    """Return part / whole, 0 where whole is 0."""
     return torch.where(whole > 0, part / whole.clamp(min=1e-300), part * 0)
 
 
@@ -133,14 +132,14 @@ MEASURES = {"ndcg": ndcg, "mrr": reciprocal_rank, "map": average_precision, "rec
 
 
 def measure(name: str) -> Callable[[RankedQueries], Tensor]:
-    """Return the function that a name stands for: a key of MEASURES, also with its ranks, as in
+    """Return the metric of a name: a key of MEASURES, optionally with a number of ranks, as in
     `ndcg@10`."""
     key, _, ranks = name.partition("@")
     return partial(MEASURES[key], k=int(ranks) if ranks else None)
 
 
 class RankingMetrics(nn.ModuleDict):
-    """Means over queries; every entry is a SumCount that is logged under its name, of `measure`."""
+    """Means over queries; each entry is a SumCount, logged under its name, see `measure`."""
 
     def __init__(self, names: Sequence[str] = DEFAULT_METRICS) -> None:
         super().__init__()
@@ -148,19 +147,19 @@ class RankingMetrics(nn.ModuleDict):
             self[name] = SumCount()
 
     def update(self, ranked: RankedQueries, weight: Tensor) -> None:
-        """Add a batch of queries in order. Args: weight [B], 0 for a filler."""
+        """Add a batch of ranked queries. Args: weight [B], 0 for a filler row."""
         for name, values in self.per_query(ranked).items():
-            # Zero times a value that is no number would be one that is none.
+            # Replaced first, as 0 x NaN is NaN.
             self[name].update(values.where(weight > 0, 0.0) * weight, weight)
 
     def per_query(self, ranked: RankedQueries) -> dict[str, Tensor]:
-        """Return each metric of each query, [B] float64."""
+        """Return name -> each query's metric [B] float64."""
         return {name: measure(name)(ranked) for name in self}
 
 
 class GatheredRows(Metric):
-    """Rows of a split, such as vectors or predictions, in the order of their ids, of the columns
-    `id` and others of these names; of all ranks, or of this one."""
+    """Rows of a split, such as vectors or predictions, sorted by id, with the columns `id` and
+    `names`; of all ranks, or without `gathers` of this rank."""
 
     def __init__(self, *names: str, gathers: bool = True) -> None:
         super().__init__(sync_on_compute=gathers)
@@ -169,18 +168,18 @@ class GatheredRows(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, is_counted: Tensor, **columns: Tensor) -> None:
-        """Add rows [B, …] of each column, `id` int64 among them, but those that are not counted, of
-        fillers; a batch without any still takes part in the gathering."""
+        """Add the counted rows [B, …] of each column, including `id` int64, without filler rows. A
+        batch without counted rows must be added, too, as all ranks take part in the gathering."""
         for name in self.names:
             getattr(self, name).append(columns[name].detach()[is_counted])
 
     def compute(self) -> SimpleNamespace:
-        """Return the columns by name. (Of a dict torchmetrics would squeeze single rows.)"""
+        """Return the columns as attributes. (In a dict, torchmetrics would squeeze single rows.)"""
         order = dim_zero_cat(self.id).argsort()
         return SimpleNamespace(**{n: dim_zero_cat(getattr(self, n))[order] for n in self.names})
 
     def take(self) -> SimpleNamespace:
-        """Return the columns, and forget them."""
+        """Return the columns, and reset."""
         rows = self.compute()
         self.reset()
         return rows
@@ -191,11 +190,11 @@ def paired_bootstrap(
 ) -> tuple[float, float, float]:
     """Return the mean of a - b over queries and its 95 % percentile interval (low, high).
 
-    Queries are drawn with replacement, both systems' values of a query together (Sakai 2006).
+    Queries are drawn with replacement, with both systems' values for a query (Sakai 2006).
 
     Args:
         a, b: [Q] values of the same queries in the same order; NaN gives NaN.
-        num: samples drawn.
+        num: number of samples.
     """
     difference = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
     generator, size = np.random.default_rng(seed), difference.size
@@ -209,14 +208,14 @@ def paired_bootstrap(
 
 
 class QueryValues(NamedTuple):
-    """Values of the queries of an evaluation."""
+    """Values per query of an evaluation."""
 
     queries: list[str]  # ids, in the order of the values
     # System -> metric -> value of each query [Q], the module's own first.
     systems: dict[str, dict[str, np.ndarray]]
     title: str  # of the table
     notes: Sequence[str] = ()  # below the table
-    # Rows of errors-SPLIT.csv; None where another callback writes them.
+    # Rows of errors-SPLIT.csv; `None` if another callback writes them.
     errors: list[list[str]] | None = None
 
 
@@ -228,9 +227,10 @@ SEED = 0  # of the bootstrap: the same values give the same intervals
 class QueryTable(Callback):
     """Prints the systems of an evaluation and writes ranking-SPLIT.json and queries-SPLIT.csv.
 
-    The module gives them by `query_values(split)`. In the json: `queries`, their number; `systems`,
-    system -> metric -> mean; `differences`, "SYSTEM - BASELINE" -> metric -> mean, low and high of
-    a 95 % interval of a paired bootstrap over queries. The csv has a row per query and system.
+    Values come from the module's `query_values(split)`. The json has `queries`, their number;
+    `systems`, system -> metric -> mean; `differences`, "SYSTEM - BASELINE" -> metric -> mean, low
+    and high of the 95 % interval by a paired bootstrap over queries. The csv has a row per query
+    and system.
     """
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -309,11 +309,11 @@ NAMES = {
     "multilabel": ("macro_f1", "macro_auroc"),
 }
 BASELINE = "baseline_"  # before the names of the same measures of a baseline
-UNKNOWN = {"auroc": 0.5, "macro_auroc": 0.5}  # of someone who knows nothing; else 0
+UNKNOWN = {"auroc": 0.5, "macro_auroc": 0.5}  # values of a guess; 0 for other measures
 
 
 class HeadMetrics(nn.Module):
-    """The mean loss of one head over a split, which the module adds, and its measures."""
+    """Mean loss of one head over a split, which the module updates, and its measures."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ class HeadMetrics(nn.Module):
         """Add a batch.
 
         Args:
-            prediction: [B, P], from `Head.prediction`.
+            prediction: [B, P] from `Head.prediction`.
             target, is_labelled: [B] or [B, L].
             batch: with `sample_id` and `weight`.
         """
@@ -341,8 +341,8 @@ class HeadMetrics(nn.Module):
         )
 
     def measure(self, split: str, head: str, expected: Tensor | None = None) -> dict[str, Any]:
-        """Return label -> what is logged, and begin anew; a collective. `expected` [P] float64 is
-        the prediction of someone who has read no text: a baseline."""
+        """Return log name -> metric, and reset; a collective. Args: expected: [P] float64, a
+        baseline's prediction, see `baseline`."""
         rows = self.rows.take()
         self.has_labels = len(rows.target) > 0
         predictions, target = {"": rows.prediction.cpu().numpy()}, rows.target.cpu().numpy()
@@ -362,18 +362,18 @@ class HeadMetrics(nn.Module):
 def measures(
     kind: str, prediction: np.ndarray, target: np.ndarray
 ) -> dict[str, tuple[float, str | None]]:
-    """Return every measure of a kind, and why it is undefined where it is.
+    """Return measure -> value and, if it is undefined, the reason, for a kind of head.
 
     Args:
-        prediction: [N, P] float64, from `Head.prediction`.
-        target: [N, L] float64; NaN = missing, which only a multilabel head may have.
+        prediction: [N, P] float64 from `Head.prediction`.
+        target: [N, L] float64; NaN = missing, only for a multilabel head.
     """
     if not len(target):
         return dict.fromkeys(NAMES[kind], (np.nan, "no text of the split has a label"))
     if not np.isfinite(prediction).all():
         return dict.fromkeys(NAMES[kind], (np.nan, "predictions are no numbers"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of undefined values, which are told in our own words
+        warnings.simplefilter("ignore")  # undefined values get our own message
         values = _values(kind, prediction, target)
     why = "predictions or labels are all the same"
     found: dict[str, tuple[float, str | None]] = {
@@ -389,7 +389,7 @@ def measures(
 
 
 def _values(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
-    """Return every measure of a kind, NaN where it is undefined."""
+    """Return all measures of a kind, NaN if undefined."""
     from scipy import stats  # these two take a second to import
     from sklearn import metrics as sk
 
@@ -411,7 +411,7 @@ def _values(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, 
     levels = np.arange(prediction.shape[1])
     if kind == "ordinal":
         expected = prediction @ levels
-        level = np.floor(expected + 0.5)  # the nearest, which makes the quadratic error least
+        level = np.floor(expected + 0.5)  # the nearest level minimises the quadratic error
         return {
             "kappa": sk.cohen_kappa_score(column, level, labels=levels, weights="quadratic"),
             "spearman": stats.spearmanr(expected, column).statistic,
@@ -436,7 +436,7 @@ def _values(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, 
 
 
 def calibration_error(confidence: np.ndarray, is_hit: np.ndarray) -> float:
-    """Return the mean distance of confidence [N] from the share of hits over equal bins, weighted
-    by their counts (Guo et al. 2017)."""
+    """Return the mean absolute difference of confidence [N] and share of hits over equal bins,
+    weighted by their counts (Guo et al. 2017)."""
     bins = (confidence * CALIBRATION_BINS).astype(int).clip(0, CALIBRATION_BINS - 1)
     return np.abs(np.bincount(bins, confidence - is_hit)).sum() / len(confidence)

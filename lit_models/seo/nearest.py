@@ -1,8 +1,8 @@
-"""Documents near to a query: exact search, also over those of all ranks, and search of any size.
+"""Nearest documents: exact search, also over the documents of all ranks, and approximate search.
 
-The latter lets an index of FAISS choose candidates, whose scores are exact. Shapes: Q queries, D
-documents, W width of vectors, k documents found of each query, C candidates, L lists, S documents
-that the lists' centres are made of.
+Approximate search scores the candidates of a FAISS index exactly. Shapes: Q queries, D documents,
+W width of vectors, k documents found per query, C candidates, L lists, S documents in the sample
+for the lists' centres.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ from datamodules.search.formats import NO_DOCUMENT
 from lit_models.seo.metrics import GatheredRows
 
 log = logging.getLogger(__name__)
-DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 512  # of a search, which bound its memory
-NUMBERS_AT_ONCE = 2**18  # of vectors whose scores are taken in float64
-SPARE = 32  # documents beyond the k best, whose distance is the proof
-LOST = {"none": 2**-24, "ieee": 2**-24, "tf32": 2**-11}  # of a factor, as torch is set
+DOCUMENTS_AT_ONCE, QUERIES_AT_ONCE = 8_192, 512  # per chunk of a search, to bound its memory
+NUMBERS_AT_ONCE = 2**18  # components of vectors per chunk of float64 scores
+SPARE = 32  # candidates beyond the k best; their lower scores prove that none is missed
+LOST = {"none": 2**-24, "ieee": 2**-24, "tf32": 2**-11}  # PyTorch's precision -> rounding error
 VERSION = 1  # of the index
-MOST_EXACT = 1_000_000  # documents that `auto` searches exactly
-LISTS_OF_ROOT, SAMPLE_OF_LIST, ROUNDS = 4, 32, 6  # of the lists' centres
+MOST_EXACT = 1_000_000  # documents up to which `auto` is exact
+LISTS_OF_ROOT, SAMPLE_OF_LIST, ROUNDS = 4, 32, 6  # lists / sqrt(D), sample per list, k-means rounds
 ROWS_AT_ONCE = 16_384
-SEED = 0  # of the documents that the centres are made of
-NUM_ASKED = 256  # queries that recall is measured with
-MOST_WORK = 0.25  # of all lists, or of a graph's candidates, 64 documents each: as exact search
+SEED = 0  # of the sample for the centres
+NUM_ASKED = 256  # queries to measure recall with
+MOST_WORK = 0.25  # share of lists, or of D / 64 steps in a graph, as slow as exact search
 DEGREE, WIDTH_OF_MAKING = 32, 80  # of a graph
 
 Vectors: TypeAlias = Tensor | np.ndarray
@@ -43,14 +43,14 @@ Vectors: TypeAlias = Tensor | np.ndarray
 
 @dataclass(frozen=True)
 class Feedback:
-    """How far a query is moved, and by which documents. No judgement is used.
+    """Pseudo-relevance feedback: moves a query towards the best documents of a first search.
 
     Args:
-        documents: best documents of a first search.
-        weight: of their mean beside the query, which has 1.
-        temperature: of the softmax over their scores; low ones listen to the best alone.
+        documents: number of best documents in the first search.
+        weight: of their mean; the query has weight 1.
+        temperature: of the softmax over their scores; at low values only the best documents count.
 
-    Source: of the idea, Rocchio 1971, "Relevance feedback in information retrieval".
+    Source of the idea: Rocchio 1971, "Relevance feedback in information retrieval".
     """
 
     documents: int = 5
@@ -59,11 +59,11 @@ class Feedback:
 
 
 class Found(NamedTuple):
-    """The best documents of each query, best first; equal scores in the order of documents.
+    """The best documents of each query, best first; ties in the order of documents.
 
     Args:
-        documents: [Q, k] int64, rows of the searched matrix; -1 = fewer were fused or found.
-        scores: [Q, k] float32, -inf where there is none.
+        documents: [Q, k] int64, rows of the searched matrix, padded with -1.
+        scores: [Q, k] float32, padded with -inf.
     """
 
     documents: Tensor
@@ -71,18 +71,18 @@ class Found(NamedTuple):
 
 
 class ExactSearch:
-    """Encoded documents [D, W], of which the k best of each query are found by inner product on a
-    device; a memory-mapped matrix is read in chunks."""
+    """Exact search by inner product over encoded documents [D, W] on a device; a memory-mapped
+    matrix is read in chunks."""
 
     def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
         self.documents, self.device = documents, device
 
     def search(self, queries: Vectors, k: int, feedback: Feedback | None = None) -> Found:
-        """Return the k best documents of each query [Q, W], moved first where there is feedback; a
-        ValueError where k is below 1, or queries and documents are not of one width."""
+        """Return the k best documents of each query [Q, W], after moving queries by `feedback`.
+        ValueError if k is below 1, or queries and documents differ in width."""
         check_range("search", 1, k=k)
         exact = on_device(queries, self.device, torch.float64)
-        if feedback is not None:  # unit vectors [Q, W], nearer to what unit vectors find
+        if feedback is not None:  # unit vectors [Q, W] moved towards the documents they find
             found = self.nearest(exact, feedback.documents)
             shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
             mean = (shares[..., None] * self.vectors(found.documents)).sum(1)
@@ -94,9 +94,9 @@ class ExactSearch:
         return on_device(self.documents[numbers.numpy()], "cpu", torch.float64)
 
     def scored(self, queries: Tensor, numbers: Tensor) -> Found:
-        """Return documents [Q, C], given in ascending order, -1 = none, in that of their scores for
-        queries [Q, W]: taken in float64, pair by pair, and rounded to float32, so that nothing but
-        the pair decides the bits."""
+        """Return candidates [Q, C] sorted by their scores for queries [Q, W]. Each pair's score is
+        computed separately in float64 and rounded to float32, so that its bits depend only on the
+        pair. Args: numbers: candidates in ascending order, -1 = no candidate."""
         at_once = 1 + NUMBERS_AT_ONCE // (numbers.shape[1] * queries.shape[1] + 1)
         scores = torch.empty(numbers.shape, dtype=torch.float32, device=queries.device)
         for start in range(0, len(queries), at_once):
@@ -111,11 +111,10 @@ class ExactSearch:
     def nearest(self, queries: Tensor, k: int) -> Found:
         """Return the k best documents of each query [Q, W] float64, at most D.
 
-        The size of the chunks does not decide between documents, and equal documents have equal
-        scores, see `scored`. Which pairs to take, products of matrices in float32 tell: what they
-        leave out cannot be among the best, by the bound of their error (N. Higham, Accuracy and
-        Stability of Numerical Algorithms, 3.1). Queries of which this cannot be said are searched
-        again in float64.
+        The result does not depend on the size of chunks, and equal documents have equal scores, see
+        `scored`. Float32 matrix products choose the candidates; by the bound of their error (N.
+        Higham, Accuracy and Stability of Numerical Algorithms, 3.1), no other document can be among
+        the best. Queries for which the bound does not prove this are searched again in float64.
         """
         (num_documents, width), tried = self.documents.shape, k + min(SPARE, 7 * k)
         if queries.shape[1] != width:
@@ -128,7 +127,7 @@ class ExactSearch:
         backend = torch.backends.cuda if queries.is_cuda else torch.backends.mkldnn
         lost = LOST.get(backend.matmul.fp32_precision, 2**-8)  # of bfloat16
         share = 2 * lost + lost**2 + (width + 8) * 2**-23
-        # What products lose below the normal numbers; where they overflow, the sum is no number.
+        # The last term covers underflow; after an overflow the sum is not finite.
         error = share * (queries.float().norm(dim=1) * longest) + width * 2**-125
         is_open = ~((near.scores[:, -1] + error)[:, None] < best.scores).all(1)
         if is_open.any():
@@ -139,8 +138,8 @@ class ExactSearch:
 
 
 def _nearest(queries: Tensor, documents: Vectors, kept: int) -> tuple[Found, Tensor]:
-    """Return the best by products of matrices in the dtype of the queries, equal ones in the order
-    of documents, and the length of the longest document."""
+    """Return the best documents by matrix products in the queries' dtype, ties in the order of
+    documents, and the largest norm of a document."""
     device = queries.device
     best = Found(
         torch.full((len(queries), kept), NO_DOCUMENT, device=device),
@@ -161,7 +160,7 @@ def _nearest(queries: Tensor, documents: Vectors, kept: int) -> tuple[Found, Ten
             place = kept + torch.arange(len(row), device=device) - starts[row]
             values = scores.new_full((len(scores), kept + int(starts.diff().max())), -torch.inf)
             numbers = torch.full_like(values, NO_DOCUMENT, dtype=torch.int64)
-            # Those of earlier chunks stand first, and so come first among equals.
+            # Documents of earlier chunks come first, and so win ties.
             values[:, :kept], numbers[:, :kept] = best.scores[rows], best.documents[rows]
             values[row, place], numbers[row, place] = scores[row, column], column + start
             values, order = values.sort(dim=1, descending=True, stable=True)
@@ -171,24 +170,24 @@ def _nearest(queries: Tensor, documents: Vectors, kept: int) -> tuple[Found, Ten
 
 
 def on_device(values: Vectors, device: torch.device | str, dtype: torch.dtype) -> Tensor:
-    """Return an array or a tensor as a tensor of this dtype there."""
+    """Return an array or a tensor as a tensor of this dtype on the device."""
     if isinstance(values, np.ndarray):
-        # Of a read-only map, which torch warns of, a copy.
+        # Copies a read-only memory map, of which PyTorch would warn.
         values = torch.from_numpy(np.require(values, requirements="W"))
     return values.to(device, dtype)
 
 
 def gathered(**columns: Tensor) -> SimpleNamespace:
     """Return the rows of all ranks in the order of their `id`; a collective."""
-    rows = GatheredRows(*(name for name in columns if name != "id"))  # in one order on all ranks
+    rows = GatheredRows(*(name for name in columns if name != "id"))  # same order on all ranks
     rows.update(torch.ones_like(columns["id"], dtype=torch.bool), **columns)
     return rows.take()
 
 
 class ShardedSearch(ExactSearch):
-    """Documents of all ranks, of which each rank holds a part and searches that: what is found is
-    what one rank with all of them finds, equal scores included. Found documents have their ids,
-    which are given, ascending, for the [D, W] of this rank.
+    """Exact search over the documents of all ranks: each rank searches its part, and the result is
+    the same as on one rank with all documents, including ties. Found documents are named by `ids`,
+    ascending ids of this rank's documents [D, W].
     """
 
     def __init__(self, ids: Tensor, documents: Tensor) -> None:
@@ -196,13 +195,13 @@ class ShardedSearch(ExactSearch):
         self.ids, self.all_ids = ids, gathered(id=ids).id  # ascending, too
 
     def nearest(self, queries: Tensor, k: int) -> Found:
-        """Return what `ExactSearch` does, of the documents of all ranks; a collective."""
+        """Return the result of `ExactSearch.nearest` over all ranks' documents; a collective."""
         k, own = min(k, len(self.all_ids)), super().nearest(queries, k)
         asked = torch.arange(len(queries), device=self.device)
         padding = (0, k - own.scores.shape[1])
         number = F.pad(self.ids[own.documents.to(self.device)], padding, value=NO_DOCUMENT)
         score = F.pad(own.scores.to(self.device), padding, value=-torch.inf)
-        ranks = gathered(id=asked, number=number, score=score)  # those of a query stand together
+        ranks = gathered(id=asked, number=number, score=score)  # rows of a query are adjacent
         num_ranks = max(1, len(ranks.id) // max(1, len(queries)))
         shape = (len(queries), num_ranks * k)
         numbers, order = ranks.number.view(shape).sort(dim=1)
@@ -213,7 +212,7 @@ class ShardedSearch(ExactSearch):
     def vectors(self, numbers: Tensor) -> Tensor:
         """Return the vectors [Q, k, W] float64 of documents [Q, k] of all ranks; a collective."""
         flat = numbers.flatten().to(self.device)
-        places = torch.isin(flat, self.ids).nonzero()[:, 0]  # each on one rank
+        places = torch.isin(flat, self.ids).nonzero()[:, 0]  # each place on exactly one rank
         own = self.documents[torch.searchsorted(self.ids, flat[places])]
         rows = gathered(id=places, vector=own).vector
         return rows.view(*numbers.shape, rows.shape[1]).double().cpu()
@@ -221,14 +220,14 @@ class ShardedSearch(ExactSearch):
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How documents are found in prediction, on the page and from Python; evaluation is exact.
+    """Search in prediction, on the page and from Python; evaluation is always exact.
 
     Args:
-        kind: `exact` reads all documents; `ivf` and `hnsw` let FAISS choose candidates in lists or
-            along a graph, whose scores are exact, and may miss some; `auto` is exact up to
-            `MOST_EXACT` documents, and above them `ivf` where FAISS is installed.
-        recall: share of the documents of the exact search that an index is to find; it takes as
-            many lists or steps as a sample of the queries needs for it.
+        kind: `exact` reads all documents; `ivf` (lists) and `hnsw` (a graph) score candidates of a
+            FAISS index exactly, but may miss documents; `auto` is exact up to `MOST_EXACT`
+            documents, and above `ivf` if FAISS is installed.
+        recall: share of the exact search's documents that an index must find; the number of lists
+            or steps is tuned on a sample of the queries.
     """
 
     kind: Literal["exact", "ivf", "hnsw", "auto"] = "exact"
@@ -243,9 +242,9 @@ class SearchOptions:
     def opened(
         self, exact: ExactSearch, queries: Vectors, k: int, feedback: Feedback | None
     ) -> ExactSearch:
-        """Return the search over the documents of an exact one. An index is made in the cache, and
-        takes as much work as a sample of the queries [Q, W] needs for k documents; where the exact
-        search takes no more, it is that."""
+        """Return a search over the documents of an exact search. An index is built in the cache and
+        tuned on a sample of the queries [Q, W] for k documents; if it would take longer than the
+        exact search, that is returned."""
         documents, kind = exact.documents, self.kind
         if kind == "auto":
             kind = "ivf" if len(documents) > MOST_EXACT else "exact"
@@ -275,10 +274,10 @@ def _faiss() -> Any:
 
 
 class IndexSearch(ExactSearch):
-    """Documents in lists around centres, or in a graph of neighbours. From the lists next to a
-    query, or on its way, FAISS takes k + `SPARE` candidates by their codes of 8 bits a number;
-    their scores are those of the exact search. Nothing of it depends on the number of threads, or
-    on which queries are asked together.
+    """Approximate search over lists around centres (`ivf`), or over a graph of neighbours (`hnsw`).
+
+    FAISS takes k + `SPARE` candidates by 8-bit codes, which `scored` then scores exactly. Results
+    do not depend on the number of threads or on the other queries of a batch.
     """
 
     facts: dict[str, Any]  # plain values of the index and its recall, once it is tuned
@@ -299,8 +298,8 @@ class IndexSearch(ExactSearch):
             self.lists = ExactSearch(self.index.quantizer.reconstruct_n(0, self.most))
 
     def tune(self, queries: Vectors, k: int, recall: float, feedback: Feedback | None) -> None:
-        """Take as much work as a sample of the queries [Q, W] needs for a recall, the share of k
-        found documents whose score is one of the k best of the exact search; keep its `facts`."""
+        """Increase `work` until a sample of the queries [Q, W] reaches `recall`, the share of k
+        found documents whose scores are among the exact search's k best; set `facts`."""
         asked, share = queries[:: math.ceil(len(queries) / NUM_ASKED)], 0.0
         best = ExactSearch(self.documents, self.device).search(asked, k, feedback).scores  # [Q, k]
         self.work = 0
@@ -312,7 +311,7 @@ class IndexSearch(ExactSearch):
         self.facts |= {"most_work": self.most, "k": k, "recall": share, "queries": len(asked)}
 
     def nearest(self, queries: Tensor, k: int) -> Found:
-        """Return the k best candidates of each query [Q, W] float64; -1 = there are fewer."""
+        """Return the k best candidates of each query [Q, W] float64, padded with -1."""
         single = queries.float().cpu().numpy()
         if self.kind == "ivf":
             near, self.index.nprobe = self.lists.nearest(queries.cpu(), self.work), self.work
@@ -326,13 +325,13 @@ class IndexSearch(ExactSearch):
 
 
 def _write(documents: np.ndarray, kind: str, folder: Path) -> None:
-    """Write the index of documents: a graph; or lists, by k-means on the sphere over a sample, by
-    exact search, then each document in the list of its centre."""
+    """Write an index: a graph; or lists, with centres from spherical k-means on a sample, and each
+    document in the list of its nearest centre, both by exact search."""
     faiss, (size, width) = _faiss(), documents.shape
     num_lists = min(size, round(LISTS_OF_ROOT * math.sqrt(size)))
     log.warning("search: an index of %d documents is made", size)
     drawn = np.random.default_rng(SEED).choice(size, min(size, SAMPLE_OF_LIST * num_lists), False)
-    sample = torch.from_numpy(documents[drawn]).float()  # [S, W] in a random order
+    sample = torch.from_numpy(documents[drawn]).float()  # [S, W] in random order
     code, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
     if kind == "ivf":
         centres = sample[:num_lists].clone()
@@ -349,7 +348,7 @@ def _write(documents: np.ndarray, kind: str, folder: Path) -> None:
     else:
         index = faiss.IndexHNSWSQ(width, code, DEGREE, metric)
         index.hnsw.efConstruction = WIDTH_OF_MAKING
-    index.train(sample.numpy())  # the range of each number; the centres are there
+    index.train(sample.numpy())  # only the range of each component, as the centres exist
     for start in range(0, size, ROWS_AT_ONCE):
         part = on_device(documents[start : start + ROWS_AT_ONCE], "cpu", torch.float32)
         if kind == "ivf":

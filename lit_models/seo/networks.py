@@ -1,6 +1,6 @@
-"""Networks around a text encoder and their losses: bi-encoder, cross-encoder, heads of a scorer.
+"""Networks around a text encoder and their losses: bi-encoder, cross-encoder, scoring heads.
 
-Shapes: R rows, P pairs, B texts or queries, K documents of each, C chunks, T positions, D hidden,
+Shapes: R rows, P pairs, B texts or queries, K documents per query, C chunks, T positions, D hidden,
 W width of vectors, L levels, classes or labels.
 """
 
@@ -28,10 +28,10 @@ TEMPERATURES = (0.005, 1.0)
 
 @dataclass(frozen=True)
 class TemperatureOptions:
-    """By what cosines are divided before they become probabilities; between 0.005 and 1.
+    """Temperature that divides cosines before the softmax, between 0.005 and 1.
 
     Args:
-        start: its value at the beginning; also for good where it does not learn.
+        start: initial value, and the constant value if it is not trained.
         learns: whether it is trained.
     """
 
@@ -45,15 +45,15 @@ class TemperatureOptions:
 
 
 class Temperature(nn.Module):
-    """Its logarithm is a sigmoid of the parameter, stretched over the logarithms of the bounds."""
+    """Temperature, whose logarithm is a sigmoid of the parameter, scaled to the bounds."""
 
     def __init__(self, options: TemperatureOptions) -> None:
         super().__init__()
         bounds = torch.tensor(TEMPERATURES, dtype=torch.float64).log()
         self.low, self.width = float(bounds[0]), float(bounds[1] - bounds[0])
         share = (torch.tensor(options.start, dtype=torch.float64).log() - self.low) / self.width
-        # In the dtype of all others: a checkpoint of a float64 run is read before Lightning
-        # converts the module, and would lose half its digits in float32.
+        # In the default dtype, as a checkpoint of a float64 run is loaded before Lightning converts
+        # the module, and would lose half its digits in a float32 parameter.
         self.position = nn.Parameter(torch.full((1,), share.logit().item()), options.learns)
 
     def forward(self) -> Tensor:
@@ -83,13 +83,13 @@ class BiEncoder(nn.Module):
         """Return unit vectors [R, W] for a training step.
 
         Args:
-            input_ids, attention_mask: [R, T]; the texts of a sample lie side by side.
+            input_ids, attention_mask: [R, T]; the texts of a sample are adjacent rows.
             num_samples: in the micro-batch, a divisor of R.
-            chunk: rows whose activations are in memory at a time, those of others are computed
-                again in the backward pass; None keeps all.
+            chunk: number of rows whose activations are in memory at a time; the backward pass
+                recomputes each chunk. `None` keeps all activations.
 
-        Source: of the idea, Gao et al. 2021, "Scaling deep contrastive learning batch size under
-        memory limited setup"; here autograd repeats the chunks, in one backward pass.
+        Source of the idea: Gao et al. 2021, "Scaling deep contrastive learning batch size under
+        memory limited setup"; here autograd recomputes the chunks in one backward pass.
         """
         per_sample = len(input_ids) // num_samples
         row = torch.arange(len(input_ids), device=input_ids.device)
@@ -114,16 +114,16 @@ def in_batch_loss(
     temperature: Tensor,
     weight: Tensor,
 ) -> LossSum:
-    """Return the cross-entropy of finding each query's answer among all documents, in nats.
+    """Return the cross-entropy of each query's answer among all documents, in nats.
 
     Args:
-        queries, answers: [B, W] unit vectors, and those of the documents that answer them.
-        documents: [M, W] unit vectors of all documents of the step, answers included.
-        document: [M] int64, their numbers; -1 = no negative of anything.
-        known: [B, R] int64, documents that are no negatives of a query, its answer among them, so
-            that copies of the answer are none either; -1 = none.
+        queries, answers: [B, W] unit vectors of queries and of the documents that answer them.
+        documents: [M, W] unit vectors of all documents of the step, including the answers.
+        document: [M] int64, indices of the documents; -1 = never a negative.
+        known: [B, R] int64, documents that are not negatives of the query: known relevant ones, and
+            its answer, so that copies of it do not count; padded with -1.
         temperature: [].
-        weight: [B], 0 for a filler.
+        weight: [B], 0 for a filler row.
 
     Source: van den Oord et al. 2018, "Representation learning with contrastive predictive coding".
     """
@@ -136,14 +136,14 @@ def in_batch_loss(
 
 
 def shortened(vectors: Tensor, size: int | None) -> Tensor:
-    """Return the first numbers of unit vectors [R, W], made unit ones; all without a size."""
+    """Return the first `size` components of unit vectors [R, W], normalised; `None` takes all."""
     return vectors if size is None else F.normalize(vectors[:, :size], dim=-1)
 
 
 def nested(
     sizes: Sequence[int], queries: Tensor, answers: Tensor, documents: Tensor, *rest: Tensor
 ) -> LossSum:
-    """Return the mean of `in_batch_loss` over vectors of these sizes; of whole ones without any.
+    """Return the mean of `in_batch_loss` over vectors of these sizes; if empty, over whole vectors.
     Source: Kusupati et al. 2022, Matryoshka representation learning, equation 1, equal weights."""
     given = (queries, answers, documents)
     losses = [in_batch_loss(*(shortened(x, n) for x in given), *rest) for n in sizes or (None,)]
@@ -153,14 +153,14 @@ def nested(
 
 @dataclass(frozen=True)
 class Distillation:
-    """How a ranker's scores are learnt, which `data.negatives` reads from its run: as another
-    order of a query's own documents, beside the answer among all.
+    """Distillation of a ranker's scores for each query's own documents, in addition to the loss
+    over all documents; `data.negatives` reads the scores from the ranker's run.
 
     Args:
-        weight: of this loss beside the other.
-        temperature: by which the ranker's scores are divided; the retriever has its own.
+        weight: factor of this loss.
+        temperature: divides the ranker's scores; the retriever has its own temperature.
 
-    Source: Ren et al. 2021, RocketQAv2, equation 5, with a teacher that stands still.
+    Source: Ren et al. 2021, RocketQAv2, equation 5, with a fixed teacher.
     """
 
     weight: float = 1.0
@@ -177,8 +177,8 @@ def taught_terms(
     batch: RetrievalBatch,
     temperature: Tensor,
 ) -> dict[str, LossSum]:
-    """Return the divergence of the retriever's shares from the ranker's, in nats, times its weight;
-    0 for a query of which fewer than two documents have a score. Nothing without options.
+    """Return the KL divergence of the retriever's softmax from the ranker's, in nats, times its
+    weight; 0 for queries with fewer than two scored documents. Without options, return {}.
 
     Args:
         queries: [B, W] unit vectors; documents: [B * K, W].
@@ -197,13 +197,13 @@ def taught_terms(
 
 
 class CrossEncoder(nn.Module):
-    """A query and a document in one row, to one score.
+    """Scores a query and a document in one row.
 
     Args:
-        adds_prior: add the first stage's score times a learned weight. The network then begins
-            with the first stage's order: its own part of the score is 0.
-        has_offset: whether the loss can learn what is added to all scores alike. Where only
-            differences count, its gradient would be nothing but rounding.
+        adds_prior: add the first stage's score times a learned weight. The network's own score is
+            initially 0, so that it starts with the first stage's order.
+        has_offset: whether the score has a bias. If the loss depends only on differences of scores,
+            the bias's gradient would be only rounding errors.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class CrossEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        # Without it the bias of the encoder's last norm would only move all scores alike.
+        # Without this layer, the bias of the encoder's last norm would only shift all scores.
         self.dense = nn.Linear(encoder.width, encoder.width)
         self.score = nn.Linear(encoder.width, 1, bias=has_offset)
         self.prior_weight: nn.Parameter | None = None
@@ -232,8 +232,8 @@ class CrossEncoder(nn.Module):
 
         Args:
             input_ids, attention_mask, segment_ids: of a RankingBatch.
-            lengths: [P] tokens of each row.
-            num_parts: in which the rows are computed one after the other, at most P.
+            lengths: [P] number of tokens of each row.
+            num_parts: number of consecutive parts in which the rows are computed, at most P.
         """
         bounds, scores = [len(lengths) * part // num_parts for part in range(num_parts + 1)], []
         for start, end in pairwise(bounds):
@@ -244,11 +244,11 @@ class CrossEncoder(nn.Module):
         return in_float32(torch.cat(scores))
 
     def candidates(self, pairs: Tensor, index: Tensor, prior: Tensor) -> Tensor:
-        """Return scores [B, K], -inf where there is no candidate.
+        """Return scores [B, K], -inf for missing candidates.
 
         Args:
             pairs: [P] scores of rows.
-            index: [B, K] int64, row of each candidate; -1 = none.
+            index: [B, K] int64, row of each candidate; -1 = no candidate.
             prior: [B, K] score of the first stage.
         """
         scores = pairs[index.clamp(min=0)]
@@ -258,39 +258,39 @@ class CrossEncoder(nn.Module):
 
 
 Kind = Literal["listnet", "bce", "lambda"]
-NONE = -1e9  # logit of a candidate that takes no part: its probability is 0, its gradient too
+NONE = -1e9  # logit of excluded candidates: probability and gradient are 0
 
 
 @dataclass(frozen=True)
 class RankingLoss:
-    """Which loss a ranker learns with, a mean or sum within a query, in nats.
+    """Loss of a ranker per query, in nats.
 
-    Only judged candidates take part: nothing is taken for irrelevant because nobody has judged it.
-    A query whose candidates say nothing has loss 0 and counts.
+    Only judged candidates take part, as unjudged ones may be relevant. A query whose candidates do
+    not determine an order has loss 0 and counts in the mean.
 
     Args:
-        kind: `listnet`, cross-entropy of the candidates' softmax against their grades; `bce`, each
-            candidate by itself, relevant with grade 1 or above; `lambda`, pairs of different grades
-            by what their exchange does to NDCG.
+        kind: `listnet`, cross-entropy of the candidates' softmax against their grades; `bce`,
+            binary cross-entropy per candidate, relevant from grade 1 on; `lambda`, pairs of
+            different grades, weighted by the change of NDCG if they are swapped.
     """
 
     kind: Kind = "listnet"
 
     def __call__(self, scores: Tensor, grades: Tensor) -> Tensor:
-        """Return the loss of each query [B], of scores [B, K], -inf where there is no candidate,
-        and grades [B, K], NaN = unjudged."""
-        # A score that is no number takes part: the run must stop rather than go on without it.
+        """Return the loss of each query [B]. Args: scores [B, K], -inf for missing candidates;
+        grades [B, K], NaN = unjudged."""
+        # Scores of NaN take part, so that the run stops instead of ignoring them.
         takes_part = ~grades.isnan() & ((scores > -torch.inf) | scores.isnan())
         scores, grades = scores.masked_fill(~takes_part, 0), grades.masked_fill(~takes_part, 0)
         return LOSSES_OF_QUERIES[self.kind](scores, grades, takes_part)
 
 
 def listnet(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
-    """Return the cross-entropy between shares of the grades and the softmax of the scores, [B].
+    """Return the cross-entropy between normalised grades and the softmax of the scores [B].
 
     Source: Cao et al. 2007, Learning to rank: top-one probabilities with the increasing function
-    φ(g) = g for grades, so that a grade of 0 takes no probability, and exp for scores. Where all
-    grades are equal they tell no order, and the loss is 0.
+    φ(g) = g for grades, so that grade 0 has no probability, and exp for scores. If all grades are
+    equal, they determine no order, and the loss is 0.
     """
     low = grades.masked_fill(~takes_part, torch.inf).amin(1, keepdim=True)
     tells = grades.amax(1, keepdim=True) > low
@@ -300,22 +300,21 @@ def listnet(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
 
 
 def pointwise_bce(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the judged candidates, scores being log-odds, [B]."""
+    """Return the mean binary cross-entropy of the judged candidates [B]; scores are log-odds."""
     nats = F.binary_cross_entropy_with_logits(scores, grades.clamp(0, 1), reduction="none")
     return (nats * takes_part).sum(1) / takes_part.sum(1).clamp(min=1)
 
 
 def lambda_loss(scores: Tensor, grades: Tensor, takes_part: Tensor) -> Tensor:
-    """Return the sum over pairs of different grades of their weight times
-    log(1 + exp(-(better - worse))), [B].
+    """Return the weighted sum [B] of log(1 + exp(-(better - worse))) over pairs of unequal grades.
 
-    With G the gain 2**grade - 1 over that of the ideal ranking and D(r) = log2(1 + r) of the rank r
-    that the scores give, a pair weighs |G_i - G_j| (ρ + 10 δ), where ρ = |1/D(r_i) - 1/D(r_j)| and
-    δ = |1/D(|r_i - r_j|) - 1/D(|r_i - r_j| + 1)|.
+    Let G be the gain 2**grade - 1, divided by the DCG of the ideal ranking, r the rank by score and
+    D(r) = log2(1 + r). A pair's weight is |G_i - G_j| (ρ + 10 δ), where
+    ρ = |1/D(r_i) - 1/D(r_j)| and δ = |1/D(|r_i - r_j|) - 1/D(|r_i - r_j| + 1)|.
 
     Source: NDCG-Loss2++ of Wang et al. 2018, The LambdaLoss framework for ranking metric
-    optimization, with μ = 10 as there, and natural logarithms. Equal scores are ranked in the order
-    of the candidates. Only judged candidates are ranked.
+    optimization, with μ = 10 as there, and natural logarithms. Only judged candidates are ranked;
+    ties keep the order of the candidates.
     """
     gains = grades.clamp(min=0).exp2() - 1
     ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device).to(scores)
@@ -339,14 +338,14 @@ LOSSES_OF_QUERIES = {"listnet": listnet, "bce": pointwise_bce, "lambda": lambda_
 
 
 LossName = Literal["mse", "huber", "mae", "cumulative", "cross_entropy"]
-LOSSES: dict[str, tuple[LossName, ...]] = {  # of each kind, the default first
+LOSSES: dict[str, tuple[LossName, ...]] = {  # kind -> losses, the default first
     "regression": ("mse", "huber", "mae"),
     "ordinal": ("cumulative", "cross_entropy"),
     "binary": ("cross_entropy",),
     "multiclass": ("cross_entropy",),
     "multilabel": ("cross_entropy",),
 }
-ELEMENTWISE: dict[str, Callable[..., Tensor]] = {  # of one number per label
+ELEMENTWISE: dict[str, Callable[..., Tensor]] = {  # losses of one number per label
     "mse": F.mse_loss,
     "huber": F.huber_loss,
     "mae": F.l1_loss,
@@ -357,12 +356,12 @@ SMALLEST_GAP = 1e-3  # between thresholds, so that every level keeps a probabili
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """How a head is learnt.
+    """Loss of a head.
 
     Args:
-        loss: regression: `mse`, `huber` (from one standard deviation on) or `mae`, of labels in
-            standard deviations of the training rows; ordinal: `cumulative` or `cross_entropy`; the
-            others `cross_entropy`. None takes the first of these.
+        loss: regression: `mse`, `huber` (linear beyond one standard deviation) or `mae`, of labels
+            in standard deviations of the training rows; ordinal: `cumulative` or `cross_entropy`;
+            other kinds: `cross_entropy`. `None` takes the first of these.
         weight: factor of the loss; 0 reports the head without training it.
     """
 
@@ -381,8 +380,10 @@ class HeadOptions:
 
 
 class Head(nn.Module):
-    """A vector to numbers, one number or one per level, class or label, by facts of the recipe:
-    `kind`, `classes`, and of a regression `mean` and `std`; the loss fits the kind."""
+    """Linear head with one output, or one per level, class or label.
+
+    Args: facts of the recipe: `kind`, `classes`, and for a regression `mean` and `std`; loss, which
+    must fit the kind; width of the vectors."""
 
     def __init__(self, facts: dict[str, Any], loss: LossName, width: int) -> None:
         super().__init__()
@@ -390,7 +391,7 @@ class Head(nn.Module):
         self.mean, self.std = facts.get("mean", 0.0), facts.get("std", 1.0)
         levels = len(facts["classes"] or ())
         if loss == "cumulative":
-            # Thresholds take the place of the bias.
+            # Thresholds replace the bias.
             self.output = nn.Linear(width, 1, bias=False)
             start = torch.linspace(-1.0, 1.0, levels - 1) * (levels - 2) / 2
             self.first = nn.Parameter(start[:1].clone())
@@ -400,33 +401,32 @@ class Head(nn.Module):
             self.output = nn.Linear(width, size)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Return [B, P] of vectors [B, D]: a value in standard deviations, logits, or of
+        """Return outputs [B, P] of vectors [B, D]: a value in standard deviations, logits, or for
         `cumulative` log-probabilities of the levels."""
         scores = in_float32(self.output(vectors))
         return self._log_levels(scores) if self.loss_name == "cumulative" else scores
 
     def loss(self, outputs: Tensor, target: Tensor, is_labelled: Tensor, weight: Tensor) -> LossSum:
-        """Return the loss over the labels that are there.
+        """Return the loss over the labels that are not missing.
 
         Args:
-            outputs: [B, P] of `forward`.
-            target: [B], or [B, L] of a multilabel head; any number where there is no label.
-            is_labelled: bool, as target.
-            weight: [B], 0 for a filler.
+            outputs: [B, P] from `forward`.
+            target: [B], or [B, L] of a multilabel head; any number for missing labels.
+            is_labelled: bool, of the target's shape.
+            weight: [B], 0 for a filler row.
         """
         counted = is_labelled * (weight if target.dim() == 1 else weight[:, None])
         return LossSum.of(self._losses(outputs, target, counted > 0), counted)
 
     def loss_of_texts(self, outputs: Tensor, target: Tensor, is_labelled: Tensor) -> Tensor:
-        """Return the mean loss over the labels of each text [B], 0 where it has none; arguments as
-        for `loss`."""
+        """Return the mean loss over each text's labels [B], 0 without any. Args: as in `loss`."""
         losses = self._losses(outputs, target, is_labelled)
         known = is_labelled.to(losses.dtype).reshape(len(losses), -1)
         return (losses.reshape(known.shape) * known).sum(1) / known.sum(1).clamp(min=1)
 
     def prediction(self, outputs: Tensor) -> Tensor:
-        """Return [B, P] float64: a regression's value in the unit of its labels, else the
-        probabilities of the positive class, of the levels, classes or labels."""
+        """Return predictions [B, P] float64: a regression's value in the unit of its labels, else
+        probabilities of the positive class, or of the levels, classes or labels."""
         outputs = outputs.double()
         if self.kind == "regression":
             return outputs * self.std + self.mean
@@ -435,12 +435,12 @@ class Head(nn.Module):
         return outputs.softmax(-1)
 
     def _losses(self, outputs: Tensor, target: Tensor, is_there: Tensor) -> Tensor:
-        # Zero times a gradient that is no number would be one that is none.
+        # Replaced before the loss, as 0 x NaN would make the gradient NaN.
         target = target.where(is_there, 0.0)
         if self.kind in ("ordinal", "multiclass"):
             return F.cross_entropy(outputs, target.long(), reduction="none")
         if self.kind == "regression":
-            target = (target - self.mean) / self.std  # before it loses digits
+            target = (target - self.mean) / self.std  # before the cast below loses digits
         outputs = outputs.reshape(target.shape)  # [B], or [B, L] of a multilabel head
         return ELEMENTWISE[self.loss_name](outputs, target.to(outputs), reduction="none")
 
@@ -448,7 +448,7 @@ class Head(nn.Module):
         """Log-probabilities [B, L] of proportional odds: P(level <= k) = sigmoid(threshold k -
         score), thresholds ascending (McCullagh 1980, Regression Models for Ordinal Data)."""
         steps = F.softplus(in_float32(self.gaps)) + SMALLEST_GAP
-        sums = steps.expand(len(steps), -1).tril().sum(1)  # of `cumsum` a GPU has no fixed bits
+        sums = steps.expand(len(steps), -1).tril().sum(1)  # `cumsum` is not deterministic on GPUs
         distance = torch.cat([self.first, self.first + sums]) - scores  # [B, L - 1]
         # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)), without cancellation
         lowest, highest = F.logsigmoid(distance[:, :1]), F.logsigmoid(-distance[:, -1:])
@@ -457,20 +457,20 @@ class Head(nn.Module):
 
 
 def baseline(facts: dict[str, Any]) -> Tensor:
-    """Return what `Head.prediction` would be [P] float64 for someone who has read no text: the
-    mean of the training labels, or the shares of classes."""
+    """Return the prediction [P] float64 without reading any text, in the units of
+    `Head.prediction`: the mean of the training labels, or the shares of classes."""
     if facts["kind"] == "regression":
         return torch.tensor([facts["mean"]], dtype=torch.float64)
     shares = torch.tensor(facts["shares"], dtype=torch.float64)
     return shares[1:] if facts["kind"] == "binary" else shares
 
 
-PREFIX = "head_"  # of module names: a head may be called as a method of nn.Module is
+PREFIX = "head_"  # of module names, as a head may have the name of a method of nn.Module
 
 
 class TextScorer(nn.Module):
-    """A text, in one chunk or several, of which the mean is taken, to the outputs of all heads by
-    name; `learns_weights`: one log-variance per head is learnt."""
+    """Text encoder with several heads; a text's vector is the mean over its chunks. With
+    `learns_weights`, there is one trained log-variance per head."""
 
     def __init__(self, encoder: TextEncoder, heads: dict[str, Head], learns_weights: bool) -> None:
         super().__init__()
@@ -484,7 +484,7 @@ class TextScorer(nn.Module):
         """Return head -> outputs [B, P]."""
         chunk_of = batch["chunk_of"]
         row = torch.arange(len(chunk_of), device=chunk_of.device)
-        place = row - torch.searchsorted(chunk_of, chunk_of)  # among the chunks of the text
+        place = row - torch.searchsorted(chunk_of, chunk_of)  # index among the text's chunks
         with keyed_texts(self, chunk_of, place):
             chunks = self.encoder(batch["input_ids"], batch["attention_mask"])
         vectors = pooled_chunks(chunks, chunk_of, len(batch["weight"]))
@@ -492,10 +492,10 @@ class TextScorer(nn.Module):
 
 
 def pooled_chunks(chunks: Tensor, chunk_of: Tensor, num_texts: int) -> Tensor:
-    """Return the mean of each text's chunks [B, D], of chunks [C, D]; `chunk_of` [C] int64, the
-    text of each, ascends, and every text has one at least."""
-    if len(chunks) == num_texts:  # the usual text is one chunk
+    """Return the mean of each text's chunks [B, D]. Args: chunks [C, D]; `chunk_of` [C] int64, text
+    of each chunk, ascending; every text has at least one chunk."""
+    if len(chunks) == num_texts:  # the common case of one chunk per text
         return chunks
     is_of = chunk_of == torch.arange(num_texts, device=chunk_of.device)[:, None]  # [B, C]
-    # A product, whose order of addition is fixed on a GPU too.
+    # A matrix product, as its order of summation is fixed on a GPU, too.
     return (is_of.to(chunks) @ chunks) / is_of.sum(1, keepdim=True)

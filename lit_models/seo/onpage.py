@@ -1,6 +1,6 @@
-"""On-page checks: what pages say of themselves and which rules they break; see onpage.md.
+"""On-page checks of HTML: facts about pages and the rules that they break; see onpage.md.
 
-`python -m lit_models.seo.onpage page.html FOLDER …`. No model and no network.
+`python -m lit_models.seo.onpage page.html FOLDER …`. No model and no network access.
 """
 
 import argparse
@@ -41,8 +41,8 @@ LIMITS = {"title": (1, 60), "description": (70, 160)}  # characters
 CANONICAL = 'link[rel~="canonical" i]'
 ROBOTS = ", ".join(f'meta[name="{name}" i]' for name in ("robots", "googlebot", "bingbot"))
 LONGEST_EVIDENCE, LONGEST_ADDRESS, LONGEST_HEADING = 200, 8192, 1000  # characters
-MOST_FINDINGS = 20  # of one check, with their places
-NAMED_BY = ", ".join(  # of an element, or of one in it: attributes that stand for a text
+MOST_FINDINGS = 20  # listed per check
+NAMED_BY = ", ".join(  # attributes that can replace the text of an element or of one inside it
     f'[{name}]:not([{name}=""])' for name in ("aria-label", "aria-labelledby", "title", "alt")
 )
 WIDTH, LABEL = 80, 17
@@ -57,12 +57,12 @@ FLESCH = {  # base, per word of a sentence, per syllable of a word
 
 
 class PageFinding(NamedTuple):
-    """Something that breaks a rule.
+    """A broken rule.
 
     Args:
-        check: what was looked at, such as "title".
-        rule: what is wrong and what the rule is, the same words on every page.
-        evidence: the text or the element, shortened; "" where something is missing.
+        check: name of the check, such as "title".
+        rule: what is wrong and what the rule is, in the same words on every page.
+        evidence: the text or the element, shortened; "" if something is missing.
         place: path of the element in the tree.
     """
 
@@ -74,7 +74,7 @@ class PageFinding(NamedTuple):
 
 @dataclass
 class PageReport:
-    """Name, facts (plain values by name), findings, and the words of the visible text."""
+    """Report of one page: facts (name -> plain value), findings, words of the visible text."""
 
     name: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class PageReport:
         element: "LexborNode | None" = None,
         evidence: str | None = None,
     ) -> None:
-        """Add a finding; its evidence is the opening tag of the element where none is given."""
+        """Add a finding; the default evidence is the element's opening tag."""
         number = sum(finding.check == check for finding in self.findings)
         if number == MOST_FINDINGS:
             self.findings.append(PageFinding(check, "more of these"))
@@ -103,11 +103,11 @@ class PageReport:
 
 
 def check_page(content: bytes, name: str, with_ease: bool = False) -> PageReport:
-    """Return the report of one page of this name.
+    """Return the report of one page.
 
     Args:
-        content: of the file; a wrong encoding is a finding and no error.
-        with_ease: also say how easily it is read, see `reading_ease`.
+        content: of the file; a wrong encoding is a finding, not an error.
+        with_ease: include the `reading_ease`.
     """
     report = PageReport(name)
     if not content.strip():
@@ -125,10 +125,10 @@ def check_page(content: bytes, name: str, with_ease: bool = False) -> PageReport
 
 
 def reading_ease(lines: list[str], language: str | None) -> float | None:
-    """Return how easily a text is read, by Flesch's formula as adapted to its language: about 30
-    is hard, 60 plain, 90 easy; `None` for another language, and without words.
+    """Return the Flesch reading ease, adapted to the language: about 30 is hard, 60 plain, 90 easy;
+    `None` for unsupported languages and without words.
 
-    Syllables are those between which pyphen divides words.
+    Syllables are counted by pyphen's hyphenation points.
     """
     code = (language or "").lower().replace("_", "-").partition("-")[0]
     words, sentences = words_of("\n".join(lines)), sentences_of(lines)
@@ -143,8 +143,8 @@ def reading_ease(lines: list[str], language: str | None) -> float | None:
 
 
 def check_site(pages: Iterable[tuple[str, bytes]], with_ease: bool = False) -> list[PageReport]:
-    """Return the reports of pages (name, content) that belong together, with what repeats among
-    them."""
+    """Return the reports of the pages (name, content) of a site, with findings for duplicate
+    titles, descriptions and texts."""
     reports = [check_page(content, name, with_ease) for name, content in pages]
     for name in ("title", "description", "text"):
         first: dict[str, PageReport] = {}
@@ -176,7 +176,7 @@ def _check_encoding(report: PageReport, content: bytes) -> None:
 
 
 def _check_texts(report: PageReport, tree: "LexborHTMLParser") -> None:
-    """Title and description: there, once, and neither empty, short nor long."""
+    """Title and description: exactly one, neither empty nor too short or long."""
     titles = [(e, line_of(e)) for e in tree.css("title:not(svg *)")]
     metas = tree.css('meta[name="description" i]')
     descriptions = [(e, " ".join(_value(e, "content").split())) for e in metas]
@@ -197,7 +197,7 @@ def _check_texts(report: PageReport, tree: "LexborHTMLParser") -> None:
 
 
 def _check_head(report: PageReport, tree: "LexborHTMLParser") -> None:
-    """Canonical address, robots (noindex is a finding, since it may be a mistake), language."""
+    """Canonical address, robots (noindex is a finding, as it may be a mistake), language."""
     elements = tree.css(CANONICAL)
     links = [_value(element, "href") for element in elements]
     targets = [_address(link) if link else None for link in links]
@@ -252,7 +252,7 @@ def _check_headings(report: PageReport, tree: "LexborHTMLParser") -> None:
 
 
 def _check_images(report: PageReport, tree: "LexborHTMLParser") -> None:
-    """Images with an alternative text, an empty one (decoration), or none."""
+    """Images: with alternative text, with an empty one (decoration), or without."""
     counts = report.facts["images"] = {"described": 0, "decorative": 0, "without": 0}
     for element in tree.css('img, area[href], input[type="image" i]'):
         is_labelled = _value(element, "aria-label") or _value(element, "aria-labelledby")
@@ -266,7 +266,7 @@ def _check_images(report: PageReport, tree: "LexborHTMLParser") -> None:
 
 
 def _check_links(report: PageReport, tree: "LexborHTMLParser") -> None:
-    """Links that lead nowhere, and those that say nothing."""
+    """Links with an invalid address, and links without a text."""
     elements = tree.css("a[href]")
     report.facts["links"] = len(elements)
     for element in elements:
@@ -302,12 +302,12 @@ def _check_structured_data(report: PageReport, tree: "LexborHTMLParser") -> None
 
 
 def _value(element: "LexborNode", name: str) -> str:
-    """Return an attribute without spaces around it; "" where there is none."""
+    """Return a stripped attribute; "" if it is missing."""
     return (element.attributes.get(name) or "").strip()
 
 
 def _place(element: "LexborNode | None") -> str:
-    """Return where an element stands in the tree, as a selector: `body > p:nth-of-type(2)`."""
+    """Return the path of an element in the tree as a selector: `body > p:nth-of-type(2)`."""
     steps: list[str] = []
     at = element
     while at is not None and at.tag not in ("html", "-document"):
@@ -322,7 +322,7 @@ def _place(element: "LexborNode | None") -> str:
 
 
 def _address(link: str) -> SplitResult | None:
-    """Return the parts of a link; None where it cannot be read or is too long for any."""
+    """Return the parts of a link; `None` if it is invalid or too long."""
     try:
         return urlsplit(link) if len(link) <= LONGEST_ADDRESS else None
     except ValueError:  # such as http://[
@@ -330,7 +330,7 @@ def _address(link: str) -> SplitResult | None:
 
 
 def shown_report(report: PageReport) -> str:
-    """Return what a page says of itself, then its findings with their evidence, as lines."""
+    """Return a page's report as text: its facts, then its findings with their evidence."""
     lines = [textwrap.fill(f"── {report.name}", WIDTH)]
     for name, fact in report.facts.items():
         if name == "headings":
@@ -350,7 +350,7 @@ def _in_words(value: Any) -> str:
 
 
 def shown_site(reports: Sequence[PageReport]) -> str:
-    """Return how many pages of a site break which rules, most first."""
+    """Return a site's summary as text: broken rules and number of pages, most pages first."""
     sound = sum(not report.findings for report in reports)
     words = sum(report.facts["words"] for report in reports) / len(reports)
     pages: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -365,13 +365,13 @@ def shown_site(reports: Sequence[PageReport]) -> str:
 
 
 def _row(label: str, text: str) -> str:
-    """Return a label and a text beside it, in 80 columns."""
+    """Return a label and a text beside it, wrapped to 80 columns."""
     indent = " " * (LABEL + 1)
     return textwrap.fill(text, WIDTH, initial_indent=f"{label:<{LABEL}} ", subsequent_indent=indent)
 
 
 def write_tables(path: Path, reports: Sequence[PageReport]) -> list[Path]:
-    """Write a row per page, and beside it a row per finding; return both paths."""
+    """Write one table with a row per page and one with a row per finding; return both paths."""
     pages = [
         {"page": one.name, "findings": len(one.findings), **dict(_cells(one.facts))}
         for one in reports
@@ -388,7 +388,7 @@ def write_tables(path: Path, reports: Sequence[PageReport]) -> list[Path]:
 
 
 def _cells(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield facts as cells of a table; of a list its length."""
+    """Yield facts as cells of a table; a list becomes its length."""
     for name, value in facts.items():
         if isinstance(value, dict):
             yield from _cells(value, f"{before}{name}_")
@@ -405,7 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ease", action="store_true", help="say how easily each text is read")
     options = parser.parse_args(arguments)
     named = [files_in(p, HTML_SUFFIXES, "the site") if p.is_dir() else [p] for p in options.pages]
-    paths = {path.resolve(): path for path in chain(*named)}  # a page of two of them is no copy
+    paths = {path.resolve(): path for path in chain(*named)}  # a page named twice is no duplicate
     contents = ((str(path), page_bytes(path)) for path in paths.values())
     reports = check_site(contents, options.ease)
     if len(reports) == 1:

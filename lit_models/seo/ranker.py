@@ -1,4 +1,4 @@
-"""The cross-encoder that puts candidates in order, as a LightningModule. Batch: RankingBatch."""
+"""Cross-encoder that ranks candidates, as a LightningModule. Batch: RankingBatch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,17 +29,17 @@ SYSTEMS = ("ranker", "first", "bm25")
 
 
 class LitRanker(EncodedTextModule):
-    """Scores the candidates of a query; learns from groups of them.
+    """Scores the candidates of a query; trained on groups of candidates.
 
     Args:
         loss: over a group.
-        prior: add the first stage's score times a learned weight, so that training begins with
-            the first stage's order.
-        pairs_per_forward: pairs that are scored at once in evaluation and prediction, for memory.
+        prior: add the first stage's score times a learned weight, so that training starts with the
+            first stage's order.
+        pairs_per_forward: number of pairs per pass in evaluation and prediction, to bound memory.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
 
     Raises:
-        ValueError: in `setup`, data without what the prior needs.
+        ValueError: in `setup`, `prior` is set and the data have no first stage's scores.
     """
 
     monitor = "val/ndcg@10"
@@ -75,15 +75,15 @@ class LitRanker(EncodedTextModule):
         return [*super().own_callbacks(), QueryTable()]
 
     def forward(self, batch: RankingBatch, pairs_per_forward: int | None = None) -> Tensor:
-        """Return the scores of all candidates [B, K]; -inf where there is none."""
+        """Return the scores of all candidates [B, K], -inf for missing ones."""
         index, lengths = batch["pair_index"], batch["pair_lengths"]
-        number = 1  # masks by key are those of one call, should the backward pass repeat it
+        number = 1  # keyed dropout masks belong to one call, which the backward pass may repeat
         if pairs_per_forward is not None:
             number = -(-len(lengths) // pairs_per_forward)
         elif keys_in(self.network) is None:
             number = batch["num_parts"]
         rows = (batch["input_ids"], batch["attention_mask"], batch["segment_ids"])
-        # What is no candidate goes to one more row, so that nothing waits for the device.
+        # Missing candidates map to one extra row, so that nothing synchronizes with the device.
         row = index.where(index >= 0, len(lengths)).flatten()
         place = index.new_zeros(len(lengths) + 1)
         place[row] = torch.arange(len(row), device=index.device)
@@ -108,7 +108,7 @@ class LitRanker(EncodedTextModule):
         return judged
 
     def query_values(self, split: str) -> QueryValues | None:
-        """Return what `QueryTable` shows of a test, and nothing of a validation."""
+        """Return the values of a test for `QueryTable`; `None` for a validation."""
         if split != "test":
             return None
         dataset, systems = self.trainer.datamodule.datasets["test"], {}
@@ -127,14 +127,14 @@ class LitRanker(EncodedTextModule):
     def rank(
         self, query: str, documents: Sequence[str], prior: Sequence[float] | None = None
     ) -> Tensor:
-        """Return the scores of documents for a query, [n], the higher the better.
+        """Return the scores of documents for a query [n], higher is better.
 
         Args:
-            documents: their texts; a title stands before the text, in a line of its own.
-            prior: scores of the first stage, where the model was trained with them.
+            documents: their texts; a title goes before the text, on a line of its own.
+            prior: scores of the first stage, if the model was trained with `prior`.
 
         Raises:
-            ValueError: no documents, or not as many priors as the model needs.
+            ValueError: there are no documents, or the number of prior scores is wrong.
         """
         wanted, given = len(documents) * self.adds_prior, 0 if prior is None else len(prior)
         if not len(documents) or given != wanted:

@@ -1,8 +1,8 @@
-"""The bi-encoder that finds documents, exact search, its fusion with BM25, and how well it finds.
+"""Bi-encoder for retrieval, its fusion with BM25, and its evaluation.
 
-Batches: RetrievalBatch to train, EncodeBatch else. Shapes: Q queries, D documents, W width of
-vectors, k documents found of each, B texts of a batch, A and F documents of a retriever's and a
-first stage's rankings, J most judgements of one query.
+Batches: RetrievalBatch in training, else EncodeBatch. Shapes: Q queries, D documents, W width of
+vectors, k documents found per query, B texts of a batch, A and F documents in the rankings of the
+retriever and of the first stage, J maximum number of judgements per query.
 """
 
 import json
@@ -56,21 +56,21 @@ from lit_models.seo.networks import (
 )
 from lit_models.training.metrics import LossSum, evaluating, texts_for
 
-QUERIES_OF_RUN = 8192  # each chunk reads the whole matrix once more
+QUERIES_OF_RUN = 8192  # queries per chunk; each chunk reads all documents once
 METRICS = ("ndcg@10", "mrr@10", "recall@10", "recall@100")  # the first chooses fusion.weight
-DEPTH = 100  # ranks that they look at
-CHOSEN_WEIGHT = "fusion_weight"  # in the recipe of a checkpoint
-WEIGHTS = tuple(step / 20 for step in range(21))  # that are tried on the validation queries
+DEPTH = 100  # number of ranks that METRICS need
+CHOSEN_WEIGHT = "fusion_weight"  # key in a checkpoint's recipe
+WEIGHTS = tuple(step / 20 for step in range(21))  # candidates for fusion.weight
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """How BM25's scores and those of the retriever are added, each for its best `FIRST_DEPTH`
-    documents and first brought to 0 … 1 for each query, see `unit_range`.
+    """Weighted sum of BM25's and the retriever's scores, each for its best `FIRST_DEPTH` documents
+    and scaled to 0 … 1 per query, see `unit_range`.
 
     Args:
-        weight: of BM25, 0 to 1; the retriever has the rest. None takes what is best for the
-            first metric on the validation queries, which a checkpoint then keeps.
+        weight: of BM25, 0 to 1; the retriever has the rest. `None` chooses the weight with the best
+            first metric on the validation queries; a checkpoint keeps it.
     """
 
     weight: float | None = None
@@ -80,8 +80,8 @@ class Fusion:
 
 
 def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
-    """Return the scores [Q, A] of each query less its lowest, over the highest less the lowest,
-    float64; 0 where there is none. `is_open`: the lowest of a ranking with gaps is 0, as BM25's."""
+    """Return each query's scores [Q, A] scaled to (score - low) / (high - low), float64; 0 where
+    there is no document. `is_open`: low is 0 for rankings with gaps, as in BM25."""
     scores = scores.double()
     if not scores.shape[1]:
         return scores
@@ -97,12 +97,11 @@ def unit_range(scores: Tensor, is_there: Tensor, is_open: bool) -> Tensor:
 def fused(
     documents: Tensor, scores: Tensor, first: Tensor, first_scores: Tensor, weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Return documents [Q, 2 F], best first, equal ones in the order of documents, and scores from
-    0 to 1, float64; -1 and -inf where there is none.
+    """Return documents [Q, 2 F], best first, ties in the order of documents, and their scores from
+    0 to 1, float64; padded with -1 and -inf.
 
     Args:
-        documents, scores: [Q, A] of the retriever, best first, of which F are taken; -1 = there are
-            fewer.
+        documents, scores: [Q, A] of the retriever, best first, padded with -1; the first F count.
         first, first_scores: [Q, F] of BM25.
         weight: of BM25.
     """
@@ -115,11 +114,11 @@ def fused(
     values = torch.cat(parts, 1).gather(1, order)
     is_second = torch.zeros_like(numbers, dtype=torch.bool)
     is_second[:, 1:] = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] >= 0)
-    # A document is in each ranking once, so that at most two neighbours are equal.
+    # Each ranking has a document at most once, so that at most two neighbours are equal.
     values[:, :-1] += (values * is_second)[:, 1:]
     numbers = numbers.masked_fill(is_second, NO_DOCUMENT)
     values = values.masked_fill(numbers < 0, -torch.inf)
-    order = values.argsort(dim=1, descending=True, stable=True)  # numbers come in their order
+    order = values.argsort(dim=1, descending=True, stable=True)  # ties stay in ascending order
     return numbers.gather(1, order), values.gather(1, order)
 
 
@@ -127,7 +126,7 @@ OWN, BM25, FUSED = SYSTEMS = ("retriever", "bm25", "fused")
 
 
 class RetrievalEvaluation(nn.Module):
-    """Collects the texts of a split and measures all systems over them."""
+    """Collects the vectors of a split and evaluates all systems on them."""
 
     def __init__(self, search_class: type[ShardedSearch] = ShardedSearch) -> None:
         super().__init__()
@@ -148,8 +147,8 @@ class RetrievalEvaluation(nn.Module):
         known: Callable[[np.ndarray], tuple[QueryJudgements, Hits]],
         feedback: Feedback | None = None,
     ) -> None:
-        """Rank all documents by the retriever, and forget the vectors. Args: known, of the dataset,
-        see `TextsDataset.known`."""
+        """Rank all documents by the retriever, and release the vectors. Args: known:
+        `TextsDataset.known` of the dataset."""
         queries, own = self.of_queries.take(), self.of_documents.take()
         self.numbers, documents = queries.id.cpu().numpy(), self.search_class(own.id, own.vector)
         judged, hits = known(self.numbers)
@@ -158,16 +157,16 @@ class RetrievalEvaluation(nn.Module):
         self.num_documents = len(documents.all_ids)
         found = documents.search(queries.vector, max(DEPTH, first.shape[1]), feedback)
         self.found = Found(*(each.to(own.id.device) for each in found))
-        # Those that were not encoded, in a limited run, are none.
+        # A limited run does not encode all documents: drop the others from BM25's ranking.
         first = first.where(torch.isin(first, documents.all_ids), NO_DOCUMENT)
         self.first, self.ranked = Found(first, scores), {OWN: self._ranked(*self.found)}
 
     def fused(self, weight: float) -> RankedQueries:
-        """Return both rankings as one. Args: weight of BM25."""
+        """Return the fused ranking. Args: weight of BM25."""
         return self._ranked(*fused(*self.found, *self.first, weight))
 
     def best_weight(self, values_of: Callable[[RankedQueries], Tensor]) -> float:
-        """Return the weight of BM25 that is best over queries, the smallest of equals."""
+        """Return the weight of BM25 with the best mean over queries; the smallest in a tie."""
         if not self.first.documents.numel():  # a limited run may have seen no query
             return 0.0
         means = [round(float(values_of(self.fused(weight)).mean()), 12) for weight in WEIGHTS]
@@ -185,7 +184,7 @@ class RetrievalEvaluation(nn.Module):
             metrics: Any = self.systems[system]
             values = metrics.per_query(ranked)
             self.values[system] = {name: each.cpu().numpy() for name, each in values.items()}
-            # Every rank has all queries, and adds them: a mean over copies is the same mean.
+            # Every rank adds all queries, as the mean over copies is the same.
             metrics.update(ranked, torch.ones_like(self.judged[:, 0], dtype=torch.float64))
             prefix = "" if system == OWN else f"{system}_"
             named |= {f"{prefix}{name}": metric for name, metric in metrics.items()}
@@ -204,32 +203,33 @@ class RetrievalEvaluation(nn.Module):
 
 
 class LitRetriever(EncodedTextModule):
-    """Encodes queries and documents by themselves; what lies close belongs together.
+    """Bi-encoder: encodes queries and documents separately, and ranks by cosine.
 
-    Logs val/METRIC of the encoder alone, and val/bm25_METRIC and val/fused_METRIC beside it.
+    Logs val/METRIC of the encoder alone, val/bm25_METRIC, and val/fused_METRIC of both.
 
     Args:
-        encode_chunk: texts of a training step whose activations are in memory at a time, for
-            steps that are larger than the memory; about a third more time.
-        fusion: how BM25's scores are added in evaluation and prediction; None leaves them apart.
-        feedback: how queries are moved towards what they found before they search, in evaluation
-            and prediction; None leaves them.
-        search: how documents are found outside of evaluation.
-        sizes: of the vectors that are trained, their first numbers; empty trains whole ones.
-        size: numbers of a vector in evaluation, prediction and search; None takes all.
-        distillation: how a ranker's scores are learnt; None does without.
+        temperature: divides cosines in the loss.
+        encode_chunk: number of texts of a training step whose activations are in memory at a time,
+            for steps that do not fit into memory; takes about a third more time.
+        fusion: adds BM25's scores in evaluation and prediction; `None` does not.
+        feedback: moves queries towards the documents of a first search, in evaluation and
+            prediction; `None` does not.
+        search: search method outside of evaluation.
+        sizes: vector sizes to train, each the first components; empty trains only whole vectors.
+        size: number of components in evaluation, prediction and search; `None` takes all.
+        distillation: trains on a ranker's scores, too; `None` does not.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
     """
 
     search_class: type[ExactSearch] = ExactSearch
-    sharded_class: type[ShardedSearch] = ShardedSearch  # the same over documents of all ranks
+    sharded_class: type[ShardedSearch] = ShardedSearch  # the same over the documents of all ranks
     learnt_facts = (CHOSEN_WEIGHT,)
-    own_terms: tuple[str, ...] = ()  # names of losses that a kind of retriever adds
+    own_terms: tuple[str, ...] = ()  # names of loss terms that a subclass adds
     uneven_steps = ()
     monitor = "val/ndcg@10"
     monitor_mode = "max"
     tables_of = ("validate", "test")
-    may_accumulate = False  # every query of a step is compared with all of its documents
+    may_accumulate = False  # the loss compares every query of a step with all its documents
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class LitRetriever(EncodedTextModule):
         return self.kept(self.network.encode(batch["input_ids"], batch["attention_mask"]))
 
     def kept(self, vectors: Tensor) -> Tensor:
-        """Return of encoded texts what is searched."""
+        """Return the part of encoded texts that is searched."""
         return shortened(vectors, self.size)
 
     def training_terms(self, batch: RetrievalBatch) -> dict[str, LossSum]:
@@ -292,12 +292,12 @@ class LitRetriever(EncodedTextModule):
         numbers, answers = self.all_gather(number).flatten(), documents[::per_sample]
         known = batch["known"]
         loss = nested(self.sizes, queries, answers, gathered, numbers, known, temperature, weight)
-        told = LossSum(temperature.detach() * loss.count, loss.count)  # a mean over the samples
+        told = LossSum(temperature.detach() * loss.count, loss.count)  # its mean is the temperature
         more = self.more_terms(queries, documents, batch, temperature)
         return {TERM: loss, "temperature": told, **more}
 
     def more_terms(self, *given: Any) -> dict[str, LossSum]:
-        """Return other losses of queries, documents, batch and temperature: of `own_terms`."""
+        """Return further loss terms, such as `own_terms`; args as in `taught_terms`."""
         return taught_terms(self.distillation, *given)
 
     def term_weights(self) -> dict[str, float]:
@@ -317,7 +317,7 @@ class LitRetriever(EncodedTextModule):
 
     def on_predict_start(self) -> None:
         super().on_predict_start()
-        self.fusion_weight()  # a missing one is told before texts are encoded
+        self.fusion_weight()  # raises for a missing weight before texts are encoded
 
     on_test_start = on_predict_start
 
@@ -325,8 +325,8 @@ class LitRetriever(EncodedTextModule):
         return {"vector": self(batch).float()}
 
     def encode(self, texts: Sequence[str], is_query: bool) -> Tensor:
-        """Return unit vectors [n, W] of texts, in their order, on the device of the module; of
-        a document, its title and its text with a line break between them."""
+        """Return unit vectors [n, W] of texts, in their order, on the module's device; a document
+        is its title and text, separated by a line break."""
         texts = texts_for(self, texts)
         encoding, parts = TextEncoding(self.recipe), []
         prompt = encoding.prompts["query" if is_query else "document"]
@@ -344,31 +344,31 @@ class LitRetriever(EncodedTextModule):
         return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]
 
     def index(self, documents: Vectors, queries: Vectors, k: int) -> ExactSearch:
-        """Return encoded documents [D, W] for `search`, as the options say: of very many an index,
-        tuned by some of these encoded queries for k found documents."""
+        """Return a search over encoded documents [D, W], by the `search` options; an index is tuned
+        on a sample of these encoded queries for k documents."""
         exact = self.search_class(documents, self.device)
         return self.search_options.opened(exact, queries, k, self.feedback)
 
     def search(self, queries: Sequence[str], documents: Vectors | ExactSearch, k: int) -> Found:
-        """Return the k best rows of encoded documents [D, W] for each query, by exact search where
-        they are no `index`."""
+        """Return the k best rows of encoded documents [D, W] for each query, by exact search unless
+        `documents` comes from `index`."""
         if not isinstance(documents, ExactSearch):
             documents = self.search_class(documents, self.device)
         return documents.search(self.encode(queries, True), k, self.feedback)
 
     def fuse(self, found: Found, hits: Hits) -> Found:
-        """Return what was found and BM25's hits as one ranking; the model has a fusion."""
+        """Return the fused ranking of found documents and BM25's hits; requires `fusion`."""
         first, first_scores = map(torch.from_numpy, hits)
         return Found(*fused(*found, first, first_scores, self.fusion_weight() or 0.0))
 
     def rankings(
         self, queries: np.ndarray, documents: np.ndarray, ids: Sequence[str], folder: Path
     ) -> Iterator[Ranking]:
-        """Yield what the queries of a prediction find, fused with BM25 if the model is.
+        """Yield the rankings of a prediction's queries, fused with BM25 if `fusion` is set.
 
         Args:
             queries: [Q, W] in their order; documents: [D, W] of the whole collection, with `ids`.
-            folder: that gets search.json where documents may be missed.
+            folder: gets search.json if an approximate index is used.
         """
         data = self.trainer.datamodule
         bm25 = None if self.fusion is None else open_bm25(data.collection, data.bm25)
@@ -389,14 +389,14 @@ class LitRetriever(EncodedTextModule):
 
     @property
     def fusion_is_open(self) -> bool:
-        """Whether the weight is chosen on the validation queries, while fitting."""
+        """Whether a fit chooses the weight on the validation queries."""
         return self.fusion is not None and self.fusion.weight is None
 
     def fusion_weight(self) -> float | None:
-        """Return the weight of BM25; None without a fusion.
+        """Return the weight of BM25; `None` without a fusion.
 
         Raises:
-            ValueError: it was to be chosen on validation queries, and no validation has run.
+            ValueError: the weight is chosen on validation queries, but no validation has run.
         """
         if not self.fusion_is_open:
             return None if self.fusion is None else self.fusion.weight
@@ -408,7 +408,7 @@ class LitRetriever(EncodedTextModule):
         return self.recipe[CHOSEN_WEIGHT]
 
     def query_values(self, split: str) -> QueryValues | None:
-        """Return what `QueryTable` shows of the last evaluation."""
+        """Return the last evaluation for `QueryTable`."""
         evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
         if not evaluation.ranked:
             return None
@@ -422,7 +422,7 @@ class LitRetriever(EncodedTextModule):
             how = ", chosen on these queries" * (split == "val" and self.fusion_is_open)
             notes.append(f"fused: BM25 weighs {self.fusion_weight():g}{how}")
         names = [collection.queries[number].id for number in numbers]
-        # Queries whose first document is not relevant, the lowest first metric first.
+        # Queries whose first document is not relevant, sorted by the first metric, lowest first.
         metric, values = next(iter(evaluation.values[OWN].items()))
         ranks = first_relevant(evaluation.ranked[OWN]).tolist()
         errors = [["input", "truth", "answer", "sample", metric]]

@@ -1,4 +1,4 @@
-"""Scores of texts, any number of heads on one encoder, as a LightningModule.
+"""Text scorer with any number of heads on one encoder, as a LightningModule.
 
 Batch: ScoredTextBatch. Shapes: B texts.
 """
@@ -29,15 +29,15 @@ from lit_models.training.metrics import (
 
 
 class LitTextScorer(EncodedTextModule):
-    """Any number of heads on one text encoder. Logs each head's loss and measures, and in the
-    test those of who knows the training labels alone (`test/baseline_…`).
+    """Any number of heads on one text encoder. Logs each head's loss and measures, and in the test
+    those of a baseline that knows only the training labels (`test/baseline_…`).
 
     Args:
-        heads: name -> loss and weight, where they are not the defaults of the head's kind; which
-            heads there are, the data says.
-        task_weights: `fixed`, or by `uncertainty`: loss times exp(-s) plus s / 2 with a learnt s
-            per head, the loss of `mse` halved (Kendall, Gal, Cipolla 2018); the fixed weights
-            still count. `val/loss` always is the sum with the fixed weights.
+        heads: name -> loss and weight, if they differ from the defaults of the head's kind; the
+            data define which heads there are.
+        task_weights: `fixed`, or `uncertainty`: loss x exp(-s) + s / 2 with a trained s per head,
+            with the loss of `mse` halved (Kendall, Gal, Cipolla 2018), times the fixed weights.
+            `val/loss` is always the sum with the fixed weights.
         shared: optimizer, encoder and more, see `EncodedTextModule`.
     """
 
@@ -111,7 +111,7 @@ class LitTextScorer(EncodedTextModule):
         self._log_measures("test")
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
-        """As ExactModule; the columns of a scored file."""
+        """As in ExactModule; the columns of a scored file."""
         columns: dict[str, list[Any]] = {}
         for name, values in answers.items():
             columns |= scores_of(name, self.recipe["heads"][name], np.array([values]))
@@ -121,8 +121,8 @@ class LitTextScorer(EncodedTextModule):
         return {n: self._head(n).prediction(values) for n, values in self(batch).items()}
 
     def score(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Return head -> predictions of texts, float64, as `Head.prediction`: a number [n, 1], or
-        probabilities [n, P] of the classes that `recipe["heads"]` names."""
+        """Return head -> predictions of texts, float64, as in `Head.prediction`: a number [n, 1],
+        or probabilities [n, P] of the classes in `recipe["heads"]`."""
         found, texts = [], texts_for(self, texts)
         encoding, chunks = TextEncoding(self.recipe), ChunkOptions(**self.recipe["chunks"])
         with evaluating(self), torch.no_grad():
@@ -132,7 +132,7 @@ class LitTextScorer(EncodedTextModule):
                 batch["weight"] = torch.ones(len(ids))
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 found.append(self.predict_step(batch, 0))
-        names = found[0] if found else ()  # {} of no texts
+        names = found[0] if found else ()  # without texts, the result is {}
         return {name: torch.cat([each[name].cpu() for each in found]) for name in names}
 
     def _head(self, name: str) -> Any:
@@ -166,7 +166,7 @@ class LitTextScorer(EncodedTextModule):
             metrics: HeadMetrics = getattr(self, f"{split}_metrics")[PREFIX + name]
             expected = baseline(facts) if split == "test" else None
             self.log_dict(metrics.measure(split, name, expected))
-            if metrics.has_labels:  # of all ranks; a head without any adds nothing
+            if metrics.has_labels:  # on any rank; heads without labels do not count
                 total = total + self.options[name].weight * metrics.loss.compute()
         loss.update(total, one)
         self.log(f"{split}/loss", loss)

@@ -1,7 +1,7 @@
-"""The sparse retriever: token weights of queries and documents, their penalty, exact search.
+"""Sparse retriever: token weights of queries and documents, their penalty, exact search.
 
-Source: Formal et al. 2021, "SPLADE v2", equation 6; its FLOPS penalty, Paria et al. 2020. Shapes: R
-rows, T positions, D hidden, V vocabulary, L kept tokens of a text, Q queries, k found of each.
+Source: Formal et al. 2021, "SPLADE v2", equation 6; FLOPS penalty, Paria et al. 2020. Shapes: R
+rows, T positions, D hidden or documents, V vocabulary, L kept tokens per text, Q queries, k found.
 """
 
 from dataclasses import dataclass
@@ -22,18 +22,19 @@ from lit_models.seo.networks import BiEncoder, TemperatureOptions
 from lit_models.seo.retriever import LitRetriever
 from lit_models.training.metrics import LossSum, in_float32
 
-SCORES_AT_ONCE = 2**24  # of a search, which bound its memory
-PENALTY = "flops"  # of the losses
-START = 10.0  # logit of a state in the direction of a token, without the bias
+SCORES_AT_ONCE = 2**24  # per chunk of a search, to bound its memory
+PENALTY = "flops"  # name of the loss term
+START = 10.0  # initial logit of a state in the direction of a token, without the bias
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """What token weights cost: the sum over tokens of their squared mean over texts, FLOPS.
+    """FLOPS penalty on token weights: the sum over tokens of the squared mean weight over texts.
 
     Args:
-        query, document: factors of queries and documents.
-        steps: until these are reached, quadratically; 0 takes them at once.
+        query: factor of queries.
+        document: factor of documents.
+        steps: optimizer steps in which the factors grow quadratically from 0; 0 starts with them.
     """
 
     query: float = 3e-4
@@ -47,7 +48,7 @@ class Penalty:
 
 
 class MaskedEncoder(PretrainedEncoder):
-    """A model of transformers with its head of a masked language model: V logits a token."""
+    """Model of transformers with its masked-language-model head: V logits per token."""
 
     auto_class = "AutoModelForMaskedLM"
 
@@ -62,10 +63,10 @@ class MaskedEncoder(PretrainedEncoder):
 
 
 class SparseBiEncoder(BiEncoder):
-    """Queries and documents to token weights, at least 0, of which most become 0.
+    """Encodes queries and documents as token weights of at least 0; training makes most of them 0.
 
-    A head over directions of states begins with those of the table of tokens: a text begins with
-    its own tokens and nearly no others.
+    An encoder without a masked-language-model head gets a head over normalised states, initialised
+    with its normalised token embeddings: initially a text has its own tokens and nearly no others.
     """
 
     def __init__(self, encoder: TextEncoder, temperature: TemperatureOptions) -> None:
@@ -88,8 +89,8 @@ class SparseBiEncoder(BiEncoder):
 
 
 class InvertedSearch(ExactSearch):
-    """Documents [D, 2 L] of `LitSparseRetriever.kept` in an inverted index; scores are sums in
-    float64, token by token, rounded to float32."""
+    """Exact search with an inverted index over documents [D, 2 L] from `LitSparseRetriever.kept`;
+    scores are summed token by token in float64 and rounded to float32."""
 
     def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
         super().__init__(documents, device)
@@ -118,11 +119,11 @@ class InvertedSearch(ExactSearch):
 
 
 class ShardedInvertedSearch(ShardedSearch, InvertedSearch):
-    """The same over documents of all ranks."""
+    """The same over the documents of all ranks."""
 
 
 def _matrix(rows: Vectors, num_tokens: int) -> csr_array:
-    """Return rows of `kept` as a matrix [n, V], without tokens from V on and weights of 0."""
+    """Return rows of `kept` as a sparse matrix [n, V], without tokens of V or above."""
     tokens, weights = np.split(np.asarray(torch.as_tensor(rows).cpu(), np.float64), 2, axis=1)
     row, place = np.nonzero((weights > 0) & (tokens < num_tokens))
     values = (weights[row, place], (row, tokens[row, place].astype(np.int64)))
@@ -130,13 +131,12 @@ def _matrix(rows: Vectors, num_tokens: int) -> csr_array:
 
 
 class LitSparseRetriever(LitRetriever):
-    """A retriever of token weights, whose products rank. Logs what `LitRetriever` does.
+    """Retriever that ranks by products of token weights. Logs the same as `LitRetriever`.
 
     Args:
-        penalty: what token weights cost.
-        num_kept: the largest weights of a text that evaluation, prediction and search keep, L.
-        retriever: see `LitRetriever`; queries are not moved (`feedback`), vectors are not cut
-            (`size`, `sizes`), and there is no index but the inverted one (`search`).
+        penalty: penalty on token weights.
+        num_kept: L, number of a text's largest weights in evaluation, prediction and search.
+        retriever: see `LitRetriever`, except `feedback`, `size`, `sizes` and `search.kind`.
     """
 
     encoder_class = MaskedEncoder
@@ -157,7 +157,7 @@ class LitSparseRetriever(LitRetriever):
         return SparseBiEncoder(encoder, self.temperature)
 
     def kept(self, vectors: Tensor) -> Tensor:
-        """Return the numbers of the L heaviest tokens, then their weights, [R, 2 L], of [R, V]."""
+        """Return the ids of the L heaviest tokens and then their weights [R, 2 L], of [R, V]."""
         best = vectors.topk(min(self.num_kept, vectors.shape[1]))
         return torch.cat([best.indices.to(vectors), best.values], 1)
 

@@ -1,15 +1,15 @@
-"""How visible a page is to a language model that answers from found pages, before and after a
-rewrite. Measures for a set of queries, no promises:
+"""Visibility of a page to a language model that answers from search results, before and after a
+rewrite. It is measured for a set of queries and promises nothing:
 
     python -m lit_models.seo.visibility --help
 
-The page's rank is that of BM25 or of a retriever. The model reads the best K documents as numbered
-sources; its citations are the probabilities of their numbers behind the prompt, as shares of all K.
-What stands first is cited more often, so the share is the mean over K prompts, in which the sources
-move on by one place each. Nothing is drawn: a measurement gives the same numbers again.
+BM25 or a retriever ranks the page. The model reads the best K documents as numbered sources; their
+shares of citations are the probabilities of their numbers after the prompt, normalised over K. As
+earlier sources are cited more often, a share is the mean over K prompts, which rotate the sources
+by one place each. Nothing is random: repeated measurements give the same numbers.
 
-Source: Aggarwal et al. 2024, "GEO: Generative Engine Optimization", for the question; theirs reads
-written answers. Shapes: Q queries, D documents, K sources.
+Source of the question: Aggarwal et al. 2024, "GEO: Generative Engine Optimization", which reads
+written answers instead. Shapes: Q queries, D documents, K sources.
 """
 
 import argparse
@@ -49,7 +49,7 @@ PROMPT += "Question: {query}\nAnswer, from source ["
 
 
 class Texts(NamedTuple):
-    """What is searched: `documents`, and the `fingerprint` of what they are."""
+    """Documents to search, and a fingerprint of their content."""
 
     documents: list[TextRecord]
     fingerprint: str
@@ -58,8 +58,8 @@ class Texts(NamedTuple):
 def rankings(
     texts: Texts, queries: Sequence[str], retriever: LitRetriever | None = None
 ) -> np.ndarray:
-    """Return the best documents of each query [Q, k] int64, -1 behind the last one found, by a
-    retriever or else by BM25; k is `FIRST_DEPTH` or D."""
+    """Return the best documents of each query [Q, k] int64, padded with -1, by a retriever or, if
+    it is `None`, by BM25; k is `FIRST_DEPTH`, at most D."""
     depth = min(FIRST_DEPTH, len(texts.documents))
     if retriever is None:
         return open_bm25(cast(Collection, texts)).search(queries, depth).documents
@@ -68,14 +68,14 @@ def rankings(
 
 
 class Citing:
-    """A language model that cites.
+    """Language model that cites sources.
 
     Args:
-        path: a checkpoint of LitCausalLM, its exported folder, or a model's folder of Hugging Face.
-        words: of each source that it reads, from the first on.
+        path: a checkpoint of LitCausalLM, its exported folder, or a Hugging Face model folder.
+        words: number of first words of each source that it reads.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint or folder.
+        FileNotFoundError: the checkpoint or folder does not exist.
         ValueError: it is damaged, or of another kind.
     """
 
@@ -93,8 +93,8 @@ class Citing:
 
     @torch.no_grad()
     def shares(self, query: str, sources: Sequence[str]) -> np.ndarray:
-        """Return the share of the citations that each of K sources has, [K] float64; their sum is
-        1. A ValueError where a prompt is longer than the model's positions."""
+        """Return each of K sources' share of the citations [K] float64, with sum 1. ValueError if a
+        prompt is longer than the model's positions."""
         number, rows = len(sources), []
         short = [" ".join(source.split()[: self.words]) for source in sources]
         for turn in range(number):
@@ -114,8 +114,8 @@ class Citing:
 
 
 class Seen(NamedTuple):
-    """What of a page is seen: `rank` from 1, `FIRST_DEPTH` + 1 and more are infinite, and its
-    `share` of citations, 0 where it is not among the sources; [Q] float64 each."""
+    """Visibility of a page per query: `rank` from 1, infinite beyond `FIRST_DEPTH`, and `share` of
+    the citations, 0 if it is not among the sources; [Q] float64 each."""
 
     rank: np.ndarray
     share: np.ndarray
@@ -123,10 +123,10 @@ class Seen(NamedTuple):
 
 @dataclass
 class Visibility:
-    """The page of an id in the texts of a collection, for queries; without a retriever BM25 finds.
+    """Measures the visibility of the document with id `page`; BM25 ranks if `retriever` is `None`.
 
     Raises:
-        ValueError: there is no such page, no query, or K is not 2 to 9.
+        ValueError: there is no such page, no query, or `sources` (K) is not 2 to 9.
     """
 
     texts: Texts
@@ -147,12 +147,12 @@ class Visibility:
 
     @cached_property
     def before(self) -> Seen:
-        """The page as it is."""
+        """Visibility of the unchanged page."""
         return self._seen(self.texts)
 
     def after(self, rewrite: str) -> Seen:
-        """Return what is seen of the page with another text, which also stands for its title; a
-        ValueError where that is empty."""
+        """Return the visibility of the page with another text, which also replaces its title;
+        ValueError if the text is empty."""
         if not rewrite.strip():
             raise ValueError("the rewritten page has no text; write what it shall say.")
         documents, name = [*self.texts.documents], [self.texts.fingerprint, self.place, rewrite]
@@ -173,7 +173,7 @@ class Visibility:
 
 
 def table(before: Seen, after: Seen, sources: int) -> Iterator[str]:
-    """Yield the lines of means over queries, with the 95 % interval of the change."""
+    """Yield the lines of a table of means over queries, with 95 % intervals of the changes."""
     yield f"{'mean over ' + format(len(before.rank), ',') + ' queries':28}before  after   change"
     rows = {
         "reciprocal rank": (1 / before.rank, 1 / after.rank),
@@ -188,7 +188,7 @@ def table(before: Seen, after: Seen, sources: int) -> Iterator[str]:
 
 
 def write_csv(path: Path, queries: Sequence[str], before: Seen, after: Seen) -> None:
-    """Write a row per query, an empty rank where the page was not found."""
+    """Write a row per query, with an empty rank if the page is not found."""
     columns: dict[str, Any] = {"query": list(queries)}
     for when, seen in (("before", before), ("after", after)):
         ranks = [None if rank == np.inf else int(rank) for rank in seen.rank]
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--words", type=int, default=60, help="words of each that it reads")
     add("--csv", type=Path, default=Path("visibility.csv"), help="table of the queries, new")
     options = parser.parse_args(arguments)
-    if (path := options.csv).exists():  # before all that is computed
+    if (path := options.csv).exists():  # checked before anything is computed
         raise FileExistsError(f"{path} is there and is never replaced; name another with --csv.")
     collection = open_collection(CollectionRequest(options.collection))
     texts = Texts([*collection.documents], collection.fingerprint)
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     citing = Citing(options.model, options.words)
     page = Visibility(texts, options.page, queries, citing, found_by, options.sources)
     text, rewrite = decoded_html(page_bytes(options.rewrite)), options.rewrite
-    if kind_of(rewrite) in (*HTML_SUFFIXES, ".md"):  # read as the collection's pages are
+    if kind_of(rewrite) in (*HTML_SUFFIXES, ".md"):  # read like the collection's pages
         text = page_record(rewrite, rewrite.parent).whole
     after = page.after(text)
     write_csv(options.csv, queries, page.before, after)

@@ -1,4 +1,4 @@
-"""Titles and descriptions from pages as a LightningModule, and how good they are.
+"""Writer of titles and descriptions for pages as a LightningModule, and its metrics.
 
 Batch: TextBatch, SnippetBatch. Shapes: B pages.
 """
@@ -27,17 +27,17 @@ from lit_models.training.metrics import SampleResult, SumCount, texts_for
 from lit_models.training.strategies import EVALUATION_STEPS
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
-BASELINE = "lead_"  # before the names of the same scores of the lead sentence
+BASELINE = "lead_"  # prefix of the lead sentence's scores
 
 
 class SnippetMetrics(nn.ModuleDict):
-    """All scores of one split, of what is written and, after `lead_`, of the lead sentence.
+    """All scores of one split, for the outputs and, with prefix `lead_`, for the lead sentence.
 
-    Names, all 0 to 1 but for the length: `rouge1`, `rouge2`, `rougeL` (F measure; words without
+    Names, 0 to 1 except for the length: `rouge1`, `rouge2`, `rougeL` (F measure; words without
     case, not stemmed); `within_limits` (title 1 to 60 characters, description 70 to 160);
-    `query_coverage`, the share of the query's words that occur, over the pages with a query;
-    `copy_rate`, the share of runs of three words that stand in the page; `characters`, the mean
-    length; `duplicates`, the share of outputs that another page has too.
+    `query_coverage`, the share of the query's words in the output, over pages with a query;
+    `copy_rate`, the share of runs of three words that occur in the page; `characters`, the mean
+    length; `duplicates`, the share of outputs that another page has, too.
     """
 
     def __init__(self, target: str) -> None:
@@ -50,7 +50,7 @@ class SnippetMetrics(nn.ModuleDict):
         super().__init__(metrics)
 
     def add_batch(self, snippets: Sequence[str], batch: SnippetBatch) -> None:
-        """Add one batch. Args: snippets [B], and the batch that they were written for."""
+        """Add one batch. Args: snippets [B], and the batch of their pages."""
         leads = [next(iter(sentences_of(text.splitlines())), "") for text in batch["texts"]]
         for start, outputs in (("", snippets), (BASELINE, leads)):
             columns = zip(outputs, batch["texts"], batch["targets"], batch["queries"], strict=True)
@@ -64,10 +64,10 @@ class SnippetMetrics(nn.ModuleDict):
 
 
 class Duplicates(GatheredRows):
-    """The share of texts that another one equals but for case and spaces; kept as hashes."""
+    """Share of texts that equal another one up to case and spaces; stores only hashes."""
 
     def update(self, texts: Sequence[str], weight: Tensor) -> None:  # type: ignore[override]
-        """Add texts [B]; those of weight 0 do not count."""
+        """Add texts [B], except those of weight 0."""
         folded = [" ".join(text.casefold().split()).encode() for text in texts]
         digests = [hashlib.blake2b(text, digest_size=8).digest() for text in folded]
         numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
@@ -83,9 +83,9 @@ class Duplicates(GatheredRows):
 def snippet_scores(
     output: str, text: str, target: str, query: str, limits: tuple[int, int]
 ) -> dict[str, tuple[float, float]]:
-    """Return name -> score of one output, see `SnippetMetrics`, and 1 where it counts or 0 where
-    there is nothing to rate, by the page's text, what people wrote, the query, "" where there is
-    none, and least and most characters.
+    """Return name -> (score, weight) of one output, see `SnippetMetrics`; the weight is 0 if there
+    is nothing to score, else 1. Args: the page's text; the target that people wrote; the query, ""
+    if there is none; minimum and maximum of characters.
 
     Source of ROUGE: Lin 2004, sections 2 and 3.1; as torchmetrics computes it.
     """
@@ -111,17 +111,18 @@ def _words(text: str) -> list[str]:
 
 
 def written_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int) -> str:
-    """Return the text of one completion, on one line; arguments as for `completion_text`."""
+    """Return the text of one completion on one line. Args: as in `completion_text`."""
     return " ".join(completion_text(tokenizer, ids, num_characters).split())
 
 
 class LitSnippetWriter(LitCausalLM):
-    """A language model that writes a page's title or description; logs as LitCausalLM, and what
-    `SnippetMetrics` says of texts that it writes in validation and test.
+    """Language model that writes a page's title or description. Logs the same as LitCausalLM, and
+    the `SnippetMetrics` of its outputs in validation and test.
 
     Args:
-        target: what is written; the data must name the same.
-        language_model: see `LitCausalLM`; generation writes 64 tokens at most where not given.
+        target: `title` or `description`; must equal the data's target.
+        generation: decoding options; by default at most 64 new tokens.
+        language_model: see `LitCausalLM`.
     """
 
     settled_options: ClassVar[tuple[str, ...]] = (*LitCausalLM.settled_options, "target")
@@ -139,7 +140,7 @@ class LitSnippetWriter(LitCausalLM):
         self.val_snippets, self.test_snippets = SnippetMetrics(target), SnippetMetrics(target)
 
     def setup(self, stage: str) -> None:
-        """Refuse data of another target, whose prompts ask for something else."""
+        """Raise ValueError if the data have another target, and so other prompts."""
         given = getattr(self.trainer.datamodule, "target", None)
         if given != self.target:
             raise ValueError(
@@ -157,17 +158,17 @@ class LitSnippetWriter(LitCausalLM):
         """Return the title or description of each page, on one line.
 
         Args:
-            pages: their texts; or dicts as the rows of a file, with `text` or `html`, and `query`
-                or `title` where there is one.
-            max_prompt: tokens of a page that are read, at most; None takes as many as in training.
+            pages: their texts; or dicts like the rows of a file, with `text` or `html`, and
+                optionally `query` or `title`.
+            max_prompt: maximum number of prompt tokens; `None` takes that of training.
 
         Raises:
-            ValueError: a page holds neither text nor html.
+            ValueError: a page has neither text nor html.
         """
         pages = texts_for(self, pages, are_texts=False)
         rows = [page if isinstance(page, dict) else {"text": page} for page in pages]
         limit = most_positions(self.recipe["network"])
-        most = max_prompt or self.recipe.get("max_prompt", 384)  # which earlier ones do not tell
+        most = max_prompt or self.recipe.get("max_prompt", 384)  # older recipes lack the key
         if limit is not None:
             most = min(most, limit - self.generation.max_new_tokens)
         asked = rows_in_memory(rows)
