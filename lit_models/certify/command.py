@@ -1,4 +1,4 @@
-"""The command `certify`: one configuration on several devices, killed and resumed, compared."""
+"""The command `certify`, which compares runs of one configuration on several devices."""
 
 import json
 import os
@@ -43,11 +43,11 @@ LEVELS = {
 }
 STAGES = ("validation", "test", "prediction")
 COLUMNS, NAME_WIDTH, CELL_WIDTH = 80, 21, 10  # of the table
-LEAST_STEPS, LIMIT_S = 6, 600.0  # of a run, of one start of it
-LOG_WORDS = 60  # of a start that failed
-# Options may change these, files may not: nothing but rounding may differ.
+LEAST_STEPS, LIMIT_S = 6, 600.0  # steps of a run; seconds of one start
+LOG_WORDS = 60  # shown of a failed start
+# Options override these, config files do not: only rounding may differ between runs.
 DEFAULTS = ("--trainer.precision=64-true", "--trainer.accelerator=cpu")
-# Of the launcher of this process: what it starts is no rank of that world.
+# Variables of the launcher of this process, whose world has no part in the runs.
 LAUNCHERS = ("RANK", "LOCAL_", "NODE_", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_")
 PROBE = "lit_models.certify.probe"
 World = tuple[int, str]  # devices and strategy
@@ -59,11 +59,11 @@ class Way:
     """One way to run the configuration, and how it differs from one device."""
 
     level: str
-    worlds: tuple[World, ...]  # of each start; between two of them it is killed
-    faults: list[str] = field(default_factory=list)  # of its start, or of its ledger
-    proof: list[str] = field(default_factory=list)  # of its ledger
+    worlds: tuple[World, ...]  # of each start; between starts the run is killed
+    faults: list[str] = field(default_factory=list)  # of a start, or of the ledger
+    proof: list[str] = field(default_factory=list)  # lines of the ledger's proof
     findings: list[Comparison] = field(default_factory=list)
-    parted: str = ""  # where it is no longer the same
+    parted: str = ""  # where it differs first
 
     @property
     def name(self) -> str:
@@ -72,8 +72,8 @@ class Way:
 
     @property
     def sentences(self) -> list[str]:
-        """What differs; empty where it is the same run. Of samples, losses, norms and weights the
-        later ones follow from the first that does."""
+        """What differs; empty if it is the same run. Of samples, losses, norms and weights only the
+        first that differs is named, because the others follow from it."""
         training, rest = self.findings[:4], self.findings[4:]
         told = [found for found in training if found.words][:1] + rest
         words = [f"{found.aspect}: {word}" for found in told for word in found.words]
@@ -89,26 +89,26 @@ def certify(
     steps: int = 12,
     to: Path | None = None,
 ) -> int:
-    """Run a configuration on several devices, killed and resumed too, and say what is the same.
+    """Run a configuration on several devices, also killed and resumed, and compare the runs.
 
-    Compared are samples, losses, gradient norms, weights, metrics and files of predictions; in
-    float64 on CPUs, where nothing but rounding may differ, unless options say otherwise. Modules
-    and data may be anybody's. No run folder of yours is touched.
+    Samples, losses, gradient norms, weights, metrics and files of predictions are compared. Unless
+    options say otherwise, the runs use float64 on CPUs, where only rounding may differ. The module
+    and its data may be plain Lightning. Your own run folders are not touched.
 
     Args:
-        run_options: those of `unisono fit`, such as --config mine.yaml.
+        run_options: options of `unisono fit`, such as --config mine.yaml.
         devices: numbers of devices, such as 1,2,3; each is compared with one.
-        strategies: such as ddp,fsdp,ddp_spawn.
+        strategies: strategies for several devices, such as ddp,fsdp,ddp_spawn.
         levels: A: any devices; B: every bit; C: kills, each resumed on other devices.
         steps: optimizer steps of each run.
-        to: new folder of certificate.md and .json and of the runs; by default certificates/NAME.
+        to: new folder for certificate.md and .json and the runs; by default certificates/NAME.
 
     Returns:
-        0 where all is the same, else 1.
+        0 if all is the same, else 1.
 
     Raises:
-        UsageError: an option cannot be meant.
-        RuntimeError: it does not run on one device.
+        UsageError: an option is not valid.
+        RuntimeError: the configuration does not run on one device.
     """
     if not set(levels.split(",")) <= LEVELS.keys():
         raise UsageError(f"--levels must be some of {','.join(LEVELS)}, got {levels}.")
@@ -129,7 +129,7 @@ def certify(
             "compare: add 2 devices; B takes 2, 4, 8, … of them, and ddp or ddp_spawn."
         )
     trial = Trial(run_options or [], steps, to)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # which ends the ranks, too
+    for signum in (signal.SIGINT, signal.SIGTERM):  # exits, which ends the ranks, too
         signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     for way in ways:
         trial.judge(way)
@@ -141,7 +141,7 @@ def certify(
 
 
 def table(ways: list[Way]) -> list[str]:
-    """Return lines of 80 columns: what is the same in each way, level by level, and what is not."""
+    """Return lines of 80 columns: for each level and way what is the same, and what is not."""
     heads = "".join(f"{aspect:<{CELL_WIDTH}}" for aspect in ASPECTS)
     lines, level = [], ""
     for way in ways:
@@ -174,8 +174,8 @@ def page(facts: dict[str, Any], lines: list[str]) -> str:
 
 
 class Trial:
-    """The runs of one certificate, each with these options and so many steps, in a folder of its
-    own, certificates/NAME where none is named."""
+    """The runs of one certificate, all with these options and this number of steps, in the folder
+    `to`; `None` is certificates/NAME."""
 
     def __init__(self, options: list[str], steps: int, to: Path | None) -> None:
         with usage_errors():
@@ -184,7 +184,7 @@ class Trial:
         self.options = [*files, *DEFAULTS, *(word for word in given if word not in files)]
         values = ParsedCLI(["fit", *self.options]).values
         if "predict_output" in values["data"].get("init_args", {}):
-            self.options.append("--data.predict_output=null")  # a file of the user's
+            self.options.append("--data.predict_output=null")  # not to the user's file
         precision = str(values["trainer"]["precision"])
         self.bounds = BOUNDS.get(precision.removesuffix("-true"), BOUNDS["16"])
         self.about, self.steps = f"{steps} steps in {precision}", steps
@@ -218,7 +218,7 @@ class Trial:
             way.parted = self.parted(way, min(steps.values()), steps)
 
     def parted(self, way: Way, step: int, steps: dict[str, int]) -> str:
-        """Return where a way parted first, by running that step once more with open eyes."""
+        """Return where a way differs first, found by running that step again with hooks."""
         if steps.get("samples") == step:
             return f"parted first in step {step}, by its samples"
         pair = (Way(way.level, (ONE,)), way)
@@ -232,7 +232,7 @@ class Trial:
         return f"parted first in step {step}: {place or 'what is not on tape'}"
 
     def folder_of(self, way: Way) -> Path:
-        """Return the run folder of a way; A and C share that of one device."""
+        """Return the run folder of a way; levels A and C share the run on one device."""
         level = way.level if way.level == "B" or way.worlds != (ONE,) else "A"
         return self.folder / f"{level} {way.name}".replace(" -> ", " ").replace(" ", "-")
 
@@ -256,7 +256,7 @@ class Trial:
                 f"--trainer.callbacks.stages={json.dumps(self.stages)}",
             ]
             status = ran([sys.executable, "-m", PROBE, "fit", *words], log)
-            is_killed = status and any((folder / "checkpoints").glob("*.ckpt"))  # a save may go on
+            is_killed = status and any((folder / "checkpoints").glob("*.ckpt"))  # even in a save
             if status if number == last else not is_killed:
                 told = log.read_text("utf-8", "replace").rpartition("error: ")[2].split()
                 ends = " ".join(told[-LOG_WORDS:])
@@ -265,7 +265,7 @@ class Trial:
         return ""
 
     def facts(self, ways: list[Way]) -> dict[str, Any]:
-        """Return the certificate in plain values."""
+        """Return the certificate as plain values."""
         code, path = code_facts(), Path("/proc/cpuinfo")  # Linux alone has it
         names = re.findall("model name.*: (.+)", path.read_text("utf-8") if path.exists() else "")
         gpus = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
@@ -291,8 +291,8 @@ class Trial:
 
 
 def ran(command: list[str], log: Path) -> int:
-    """Return the exit status of a command, of which no process is left; its output is added to a
-    file. One that takes too long is killed."""
+    """Run a command, append its output to `log`, kill what is left of its processes, and return the
+    exit status; a command that takes longer than LIMIT_S is killed."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
     environ = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **environ}  # ranks share cores
     with log.open("ab") as file:

@@ -1,4 +1,4 @@
-"""Records of two ways to run one configuration: what is equal, how far apart, where they part."""
+"""Records of runs of one configuration, and comparison of two records."""
 
 import math
 from collections import Counter
@@ -13,31 +13,31 @@ from lit_models.commands.verify import read_ledger, surviving
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.ledger import FILE_NAME, Row, json_lines
 
-SEEN, TAPES = "seen", "tapes"  # folders of a run that a probe writes
+SEEN, TAPES = "seen", "tapes"  # folders that a probe writes into a run
 ASPECTS = ("samples", "losses", "norms", "weights", "metrics", "files")
-# Largest distances by bits of precision; beyond them nothing is promised but the samples. Adam
-# makes much of a gradient that is zero but for rounding: in float32 losses alone are promised.
+# Bits of precision -> largest distances. Aspects without a bound are not promised, except samples:
+# Adam amplifies a gradient that is zero up to rounding, so that float32 promises losses alone.
 BOUNDS: dict[str, dict[str, float]] = {
     "64": {"losses": 1e-10, "norms": 1e-9, "weights": 1e-8, "metrics": 1e-9, "files": 0.0},
     "32": {"losses": 1e-5},
     "16": {"losses": 1e-2},
 }
-NUM_NAMES, NUM_WORDS = 3, 4  # of samples, of sentences on one aspect
+NUM_NAMES, NUM_WORDS = 3, 4  # shown of samples, of sentences on one aspect
 STEP = "step "
-# What one way to run a configuration made: for each of the ASPECTS name -> value, where the name of
-# a step is "step 3". And, as "left out", evaluation -> why it was not run.
+# Results of one run: each of the ASPECTS -> name -> value, where the name of a step is "step 3";
+# and "left out" -> evaluation -> why it was not run.
 Record = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two records say of one aspect."""
+    """Comparison of two records in one aspect."""
 
     aspect: str
-    is_same: bool | None  # `None` where it is not there, or nothing is promised
-    apart: float  # largest distance; NaN where there is nothing, infinite beyond numbers
+    is_same: bool | None  # `None` if there is nothing, or nothing is promised
+    apart: float  # largest distance; NaN if there is nothing, infinite for non-numbers
     words: tuple[str, ...]  # what differs
-    step: int | None  # the first that differs
+    step: int | None  # the first step that differs
 
     @property
     def cell(self) -> str:
@@ -47,7 +47,7 @@ class Comparison:
 
 
 def read_record(folder: Path) -> Record:
-    """Return the record of a run folder: what its probe saw, the ledger's sums if there is one, the
+    """Return the record of a run folder: the probe's notes, the ledger's sums if it has one, the
     last weights, the files of predictions and of errors.
 
     Raises:
@@ -59,7 +59,7 @@ def read_record(folder: Path) -> Record:
     for path in sorted((folder / SEEN).glob("*.jsonl")):
         attempts.setdefault(path.name.split("-")[0], []).extend(json_lines(path))
     for notes in attempts.values():
-        record = {name: {} for name in record}  # what is evaluated is the newest
+        record = {name: {} for name in record}  # evaluations of the newest attempt count
         starts = [row["resumed_from_step"] for row in notes if "resumed_from_step" in row]
         steps = {step: row for step, row in steps.items() if step <= min(starts, default=step)}
         for row in notes:
@@ -69,7 +69,7 @@ def read_record(folder: Path) -> Record:
                 sums["loss"] += row["loss"] / len(starts)  # a mean over ranks, as ddp takes it
             for stage, samples in row.get("evaluated", {}).items():
                 record["samples"].setdefault(stage, []).extend(samples)
-            for stage, answers in row.get("predicted", {}).items():  # of ranks in any order
+            for stage, answers in row.get("predicted", {}).items():  # ranks come in any order
                 lines = record["files"].get(stage, b"").splitlines(keepends=True)
                 record["files"][stage] = b"".join(sorted([*lines, *map(str.encode, answers)]))
             record["metrics"] |= row.get("metrics", {})
@@ -98,7 +98,7 @@ def read_record(folder: Path) -> Record:
 
 
 def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Comparison]:
-    """Return what the other record has the same, aspect by aspect."""
+    """Compare another record with a first one, aspect by aspect, by the largest distances."""
     findings: list[Comparison] = []
     for aspect in ASPECTS:
         left, right = one[aspect], other[aspect]
@@ -117,9 +117,9 @@ def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Compar
 
 
 def distance(one: Any, other: Any) -> float:
-    """Return how far two values are apart: numbers relative to the first one or to 0.001 if that is
-    more, each number of tensors beside its size and 0.01, samples in any order. Infinite where they
-    differ otherwise, such as one that is missing, not finite or of another shape."""
+    """Return the distance of two values: of numbers relative to the first or to 0.001, whichever is
+    larger; of tensors the largest, relative to the first's absolute values plus 0.01; of lists 0 if
+    equal in any order. Else infinite: a value is missing, not finite or of another shape."""
     if isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape:
         left, right = one.double(), other.double()
         is_same = (left == right) | (left.isnan() & right.isnan())
@@ -137,7 +137,7 @@ def distance(one: Any, other: Any) -> float:
 
 
 def told(name: str, one: Any, other: Any) -> str:
-    """Return in words how a value differs from the first one."""
+    """Return a sentence on how a value differs from the first one."""
     if isinstance(one, Tensor):
         return f"{name}: {distance(one, other):.0e} apart"
     if isinstance(one, bytes):
@@ -162,9 +162,9 @@ def told(name: str, one: Any, other: Any) -> str:
 
 
 def first_difference(one: Path, other: Path, within: float) -> str:
-    """Return where a step that two runs have on tape parts first by more than a distance, "" where
-    it does not: in the order of weights, outputs of modules and gradients, outputs sample by sample
-    as far as both are padded."""
+    """Return the first place where the recorded step of two runs differs by more than `within`, ""
+    if none does. Weights come first, then outputs of modules, then gradients. Outputs are compared
+    sample by sample, in the positions that both have."""
     left, right = (_tape(folder) for folder in (one, other))
     for place, rows in left.items():
         for sample in rows.keys() & right.get(place, {}).keys():
@@ -176,7 +176,7 @@ def first_difference(one: Path, other: Path, within: float) -> str:
 
 
 def _tape(run: Path) -> dict[str, dict[str, Tensor]]:
-    """Return place -> sample, "" for all -> tensor, over all ranks."""
+    """Return place -> sample, "" for all samples -> tensor, from all ranks."""
     content: dict[str, dict[str, Tensor]] = {}
     for path in sorted((run / TAPES).glob("*.pt")):
         for place, rows in torch.load(path, weights_only=True).items():

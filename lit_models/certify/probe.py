@@ -1,5 +1,5 @@
-"""One start of a run under a probe, which writes down its batches, losses and gradients on each
-rank: `python -m lit_models.certify.probe fit …` trains, then runs every evaluation."""
+"""Training under a probe that records the batches, losses and gradient norms of each rank:
+`python -m lit_models.certify.probe fit …` trains, then runs every evaluation."""
 
 import hashlib
 import json
@@ -27,18 +27,18 @@ from lit_models.training.optim import gradients
 from lit_models.training.sharding import total_norm, whole
 
 EVALUATIONS = {"validate": "validation", "test": "test", "predict": "prediction"}
-MOST_ON_AN_AXIS = 64  # numbers of a tensor on a tape
-STEPS_TO_KILL = 2  # after a checkpoint: they are lost, and done again
+MOST_ON_AN_AXIS = 64  # numbers of a recorded tensor
+STEPS_TO_KILL = 2  # after a checkpoint: lost and repeated
 
 
 class Probe(Callback):
-    """Writes into the run folder what each rank was given and what came of it.
+    """Records in the run folder the samples of each rank and their losses and gradient norms.
 
     Args:
         attempt: 1 for the first start of a run, 2 for its resume.
         kill_after: optimizer step after which each rank kills itself; two steps before, all save.
-        look_at: optimizer step of which weights, outputs of modules and gradients are kept, at most
-            64 numbers on an axis; no evaluation follows.
+        look_at: optimizer step whose weights, module outputs and gradients are recorded, at most 64
+            numbers on an axis; no evaluation follows.
         stages: evaluations after the training; `None` tries all and notes why one cannot be run.
     """
 
@@ -51,7 +51,7 @@ class Probe(Callback):
     ) -> None:
         self.attempt, self.kill_after, self.look_at = attempt, kill_after, look_at
         self.stages = stages
-        self.tape: dict[str, dict[str, Tensor]] = {}  # place -> sample, "" for all -> numbers
+        self.tape: dict[str, dict[str, Tensor]] = {}  # place -> sample, "" for all -> values
         self.handles: list[Any] = []
 
     def note(self, trainer: Trainer, **line: Any) -> None:
@@ -75,7 +75,7 @@ class Probe(Callback):
             self.listen(module, rows)
 
     def listen(self, module: LightningModule, rows: list[str]) -> None:
-        """Keep the modules' outputs for the samples of a micro-batch [B], until its backward."""
+        """Record the modules' outputs for each sample of a micro-batch [B], until its backward."""
         calls: Counter[str] = Counter()
 
         def keep(part: nn.Module, args: Any, outputs: Any, name: str) -> None:
@@ -120,7 +120,7 @@ class Probe(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
-        done = trainer.fit_loop.epoch_loop.batch_progress  # to its end, unless max_steps cut it
+        done = trainer.fit_loop.epoch_loop.batch_progress  # complete, unless max_steps cut it
         if done.is_last_batch or done.current.ready >= trainer.num_training_batches:
             self.note(trainer, ended=trainer.current_epoch)
 
@@ -145,8 +145,8 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def rows_of(batch: Any) -> list[str]:
-    """Return a name for each sample of a batch [B]: its id in a planned one, "" for a filler; else
-    the hash of its part of all tensors that have B rows."""
+    """Return a name for each sample of a batch [B]: in a planned batch its id, "" for a filler;
+    else the hash of its rows in all tensors that have B rows."""
     if isinstance(batch, dict) and {"sample_id", "weight"} <= batch.keys():
         pairs = zip(batch["sample_id"].tolist(), batch["weight"].tolist(), strict=True)
         return [str(sample) if weight > 0 else "" for sample, weight in pairs]
@@ -158,7 +158,7 @@ def rows_of(batch: Any) -> list[str]:
 
 
 def lines_of(outputs: Any, rows: list[str]) -> list[str]:
-    """Return a line for each row of a prediction: its name, its numbers in nine digits."""
+    """Return a line for each row of a prediction: its name and its numbers in nine digits."""
     tensors = [t for t in tensors_of(outputs) if t.dim() and len(t) == len(rows)]
     lines = []
     for number, row in enumerate(rows):
@@ -174,14 +174,14 @@ def part_of(tensor: Tensor) -> Tensor:
 
 
 def evaluate(trainer: Trainer, module: LightningModule, data: Any, probe: Probe) -> None:
-    """Run the probe's evaluations with the weights as they are, and note what came of them."""
+    """Run the probe's evaluations with the current weights, and record their results."""
     for verb, stage in EVALUATIONS.items():
         if stage not in (EVALUATIONS.values() if probe.stages is None else probe.stages):
             continue
         says = "return_predictions" if verb == "predict" else "verbose"
         try:
             found = getattr(trainer, verb)(module, datamodule=data, **{says: False}) or []
-        except Exception as error:  # told in the certificate
+        except Exception as error:  # shown in the certificate
             if probe.stages is not None:
                 raise
             probe.note(trainer, left_out={stage: str(error)})
@@ -194,7 +194,7 @@ def evaluate(trainer: Trainer, module: LightningModule, data: Any, probe: Probe)
 
 
 class ProbedCLI(UnisonoCLI):
-    """Evaluates after a training with the weights at its end."""
+    """Runs the probe's evaluations after a training, with its final weights."""
 
     def fit(self, **kwargs: Any) -> None:
         super().fit(**kwargs)
@@ -209,6 +209,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from lit_models.certify import probe  # whose classes a command line names
+    from lit_models.certify import probe  # the command line names its classes
 
     sys.exit(probe.main())

@@ -23,18 +23,18 @@ def evaluate(
 
     The figures are those of lm-eval's own `hf` model on the exported folder, on any number of
     devices. Nothing is fetched: tasks read files of this machine (`dataset_path: json`), unless
-    HF_HUB_OFFLINE=0 allows the network. A task may name functions of Python files beside it, which
-    are run. The same command goes on with what was interrupted.
+    HF_HUB_OFFLINE=0 allows the network. A task may name functions of Python files beside it; these
+    are executed. The same command resumes an interrupted evaluation.
 
     Args:
-        checkpoint: a checkpoint, an exported folder, or a model's folder of Hugging Face.
-        tasks: a folder of task files (.yaml), such a file, or a name that lm-eval knows; may be
-            given again.
+        checkpoint: a checkpoint, an exported folder, or a Hugging Face model folder.
+        tasks: a folder of task files (.yaml), such a file, or a name that lm-eval knows;
+            repeatable.
         to: folder of results.json and the answers; by default `evaluation` in the run's folder.
-        num_fewshot: examples before each question, where a task does not say 0 itself.
-        limit: take the first questions of each task alone, for a trial.
+        num_fewshot: number of examples before each question, except in tasks that set 0.
+        limit: use only so many first questions of each task, for a trial.
         chat: put questions into the chat template of the model's tokenizer.
-        run_options: those of the trainer and the batches, such as --trainer.devices=2
+        run_options: options of the trainer and the data, such as --trainer.devices=2
             --trainer.strategy=ddp --trainer.precision=bf16-true --data.global_batch_size=64.
     """
     # The libraries read these at import.

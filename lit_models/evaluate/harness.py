@@ -1,9 +1,9 @@
-"""A language model as lm-eval sees one, and the run that answers its requests.
+"""A language model for lm-eval, and the predictions that answer its requests.
 
-lm-eval asks for all log-likelihoods of all tasks at once, then for all texts. Each of these lists
-is a dataset of a prediction, whose batches do not depend on the devices; every process runs the
-same evaluator, which believes itself alone, and reads the same answers. Documents are tokenised,
-cut and scored as by lm-eval's `hf` model.
+lm-eval requests all log-likelihoods of all tasks at once, then all texts. Each of these lists is
+the dataset of one prediction, whose batches do not depend on the devices. Every process runs the
+same evaluator, as if it were the only one, and reads the same answers. Documents are tokenised, cut
+and scored as by lm-eval's `hf` model.
 """
 
 import json
@@ -38,12 +38,12 @@ from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.rules import is_first_process
 
 SCORES = GenerationOptions(mode="score")
-# What a task may say of generation beside `until` and the number of tokens.
+# Generation options that a task may set besides `until` and the number of tokens.
 KNOWN = {"do_sample", "temperature", "top_k", "top_p"}
 
 
 class RequestDataModule(LanguageModelDataModule):
-    """Requests that are in memory, and the file of their answers."""
+    """Datamodule of requests in memory; their answers go to the file `answers`."""
 
     requests: PromptDataset
     answers: Path
@@ -68,9 +68,9 @@ class PlannedLM(TemplateLM):
     """A language model of lm-eval; its answers come from `ask`.
 
     Args:
-        max_length: positions of the model, by which contexts are cut from the left.
-        ask: takes a dataset and how it is used; returns name -> [N, …] as the prediction does.
-        seed: of draws, where a task draws.
+        max_length: number of positions of the model; longer contexts are cut from the left.
+        ask: takes a dataset and generation options; returns the prediction, name -> [N, …].
+        seed: seed of tasks that sample.
     """
 
     def __init__(self, tokenizer: TextTokenizer, max_length: int, ask: Any, seed: int = 0) -> None:
@@ -88,7 +88,7 @@ class PlannedLM(TemplateLM):
         return self.eot_token_id if begin is None else begin
 
     def tok_encode(self, string: str, add_special_tokens: bool = True, **_: Any) -> list[int]:
-        """Return the tokens of a text, behind what the model's own tokenizer begins one with."""
+        """Return the tokens of a text, after the prefix that the model's own tokenizer adds."""
         tokenizer = self.text_tokenizer
         (encoding,) = tokenizer.encode_with_offsets([string])
         begin = tokenizer.decode([self.prefix_token_id], skip_special_tokens=False)
@@ -102,7 +102,7 @@ class PlannedLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of a chat; without a prompt its last message is to be gone on with."""
+        """Return the text of a chat; without a generation prompt, its last message stays open."""
         text = self.text_tokenizer.render(chat_history, add_generation_prompt)
         last = chat_history[-1]["content"]
         return text if add_generation_prompt else text[: text.rindex(last) + len(last)]
@@ -148,7 +148,7 @@ class PlannedLM(TemplateLM):
         return texts
 
     def _written(self, contexts: Sequence[str], request: Instance) -> list[str]:
-        """Return what follows each context, by the options of one request."""
+        """Return the text generated after each context, with the options of one request."""
         options = dict(normalize_gen_kwargs(request.args[1], default_max_gen_toks=256))
         tokenizer = self.text_tokenizer
         end = tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
@@ -177,9 +177,9 @@ class PlannedLM(TemplateLM):
 
 
 class EvaluationCLI(UnisonoCLI):
-    """A prediction for each list of requests of lm-eval, by `how`, options of its
-    `simple_evaluate`. Tasks are folders, files and names; results are in `to`, by default
-    `evaluation` in the run folder."""
+    """Command line that answers each list of lm-eval's requests by a prediction. `tasks` are
+    folders, files and names; `to` is the folder of results, by default `evaluation` in the run
+    folder; `how` are options of lm-eval's `simple_evaluate`."""
 
     def __init__(
         self, argv: list[str], choice: Any, tasks: list[str], to: str | None, **how: Any
@@ -196,7 +196,7 @@ class EvaluationCLI(UnisonoCLI):
         super().__init__(argv, choice)
 
     def predict(self, **kwargs: Any) -> None:
-        """Evaluate, each list of requests in a prediction."""
+        """Run the evaluation, with one prediction for each list of requests."""
         if not isinstance(self.model, LitCausalLM):
             raise UsageError(
                 f"tasks are asked of language models, and this is a {type(self.model).__name__}; "
@@ -228,7 +228,7 @@ class EvaluationCLI(UnisonoCLI):
         print("\n".join([*table(results), f"written to {self.folder / 'results.json'}"]))
 
     def ask(self, dataset: PromptDataset, options: GenerationOptions) -> dict[str, np.ndarray]:
-        """Return the answers to requests, on all processes; those that are written are read."""
+        """Return the answers to requests on all processes; answers in an existing file are read."""
         data, model = self.datamodule, self.model
         self.num_asked += 1
         weights = Path(self.choice.ckpt_path or model.pretrained).expanduser()
@@ -236,7 +236,7 @@ class EvaluationCLI(UnisonoCLI):
         facts = [dataset.fingerprint, vars(options), digests]
         data.requests, model.generation = dataset, options
         data.answers = self.folder / f"answers-{self.num_asked}-{digest_of(facts)[:12]}.npz"
-        # As many processes see it: it is written while all of them are in the prediction below.
+        # All processes agree on this: the file is written while all of them predict.
         if not data.answers.exists():
             super().predict(model=model, datamodule=data)
             self.trainer.strategy.barrier("answers")
@@ -248,7 +248,7 @@ def tasks_of(named: Sequence[str]) -> list[Any]:
     """Return the tasks of folders, files and names.
 
     Raises:
-        ValueError: there is none of a name, a folder has none, or one cannot be read.
+        ValueError: a name is unknown, a folder has no task, or a task cannot be read.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # our own table says what matters
     folders = [name for name in named if Path(name).expanduser().is_dir()]
@@ -260,7 +260,7 @@ def tasks_of(named: Sequence[str]) -> list[Any]:
         wanted += found
     others = [name for name in named if name not in folders]
     if any(name not in known.all_tasks and not name.endswith(".yaml") for name in others):
-        known = TaskManager(include_path=folders)  # those of lm-eval as well, thousands of files
+        known = TaskManager(include_path=folders)  # with lm-eval's own, thousands of files
     for name in others:
         if name not in known.all_tasks and not Path(name).expanduser().is_file():
             near = did_you_mean(near_names(name, known.all_tasks))

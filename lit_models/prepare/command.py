@@ -1,4 +1,4 @@
-"""The command `prepare`: a recipe becomes stages of datatrove, run on one machine or many."""
+"""The command `prepare`, which runs a recipe as stages of datatrove on one machine or many."""
 
 import inspect
 import json
@@ -16,7 +16,7 @@ from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.config_files import did_you_mean, find_config, near_names, read_config
 from lit_models.errors import UsageError, say, usage_errors
 
-# The keys of a recipe, which configs/prepare/text.yaml explains, with their values by default.
+# Keys of a recipe, explained in configs/prepare/text.yaml, with their default values.
 RECIPE: dict[str, Any] = {
     "sources": [],
     "to": None,
@@ -27,30 +27,30 @@ RECIPE: dict[str, Any] = {
     "tokens_per_shard": 1 << 28,
     "executor": {"kind": "local"},
 }
-TASKS = 64  # by default, on any machine: which documents share a shard follows from it
-TOKENIZERS = ("bytes", "bpe", "folder")  # a sample of texts has not all of their words
+TASKS = 64  # default on any machine, as it decides which documents share a shard
+TOKENIZERS = ("bytes", "bpe", "folder")  # others need all texts, not a sample
 
 
 def prepare(recipe: str, *, sources: list[str] | None = None, to: str | None = None) -> int:
     """Read, filter and tokenise texts on one machine or many, into shards that training reads.
 
-    The same command goes on with what was interrupted. At the end a table says what each step
-    dropped; TO/audit.json says it, too, and TO/audit has a line on every document.
+    The same command resumes an interrupted preparation. At the end a table shows what each step
+    dropped, as TO/audit.json does; TO/audit has a line on every dropped document.
 
     Args:
         recipe: a YAML file, such as prepare/text.yaml.
-        sources: a file, pattern or folder of texts, in place of the recipe's; may be given again.
+        sources: a file, pattern or folder of texts, in place of the recipe's; repeatable.
         to: folder of the shards, in place of the recipe's.
 
     Returns:
-        0 where it is complete, or its jobs are submitted.
+        0 if the shards are complete, or the jobs are submitted.
 
     Raises:
-        UsageError: the recipe is not what it should be, or a package is missing.
-        ValueError: a file cannot be read; names file and line.
+        UsageError: the recipe is not valid, or a package is missing.
+        ValueError: a file cannot be read; the message names file and line.
         RuntimeError: tasks failed.
     """
-    os.environ["TQDM_DISABLE"] = "1"  # which is read at import
+    os.environ["TQDM_DISABLE"] = "1"  # read at import
     given = {name: value for name, value in (("sources", sources), ("to", to)) if value}
     with usage_errors():
         values = checked(recipe, read_config(find_config(recipe)) | given, RECIPE)
@@ -62,7 +62,7 @@ def prepare(recipe: str, *, sources: list[str] | None = None, to: str | None = N
 
 
 def checked(place: str, values: dict[str, Any], known: Any) -> dict[str, Any]:
-    """Return values whose names are all known; a ValueError names the nearest that is."""
+    """Return values if all their names are known; else a ValueError suggests the nearest."""
     for name in values:
         if name not in known:
             near = did_you_mean(near_names(name, known))
@@ -71,16 +71,16 @@ def checked(place: str, values: dict[str, Any], known: Any) -> dict[str, Any]:
 
 
 def made(factory: Any, place: str, given: dict[str, Any] | None, **ours: Any) -> Any:
-    """Return what a class of datatrove makes of the user's options and of ours."""
+    """Return an instance of a datatrove class from the user's options and our own."""
     known = [name for name in inspect.signature(factory).parameters if name not in ours]
     return factory(**checked(place, given or {}, known), **ours)
 
 
 class Preparation:
-    """One recipe: its folder, its files, and an executor of each stage.
+    """One recipe: its folder, its files, and an executor for each stage.
 
     Raises:
-        ValueError: a value is none that can be meant, or the folder belongs to another recipe.
+        ValueError: a value is not valid, or the folder belongs to another recipe.
         FileNotFoundError: a source does not exist.
         ImportError: a package is missing.
     """
@@ -117,12 +117,12 @@ class Preparation:
         self._begin(facts, sizes)
 
     def _begin(self, facts: dict[str, Any], sizes: dict[str, int]) -> None:
-        """Write down what this folder is made of, or compare it."""
+        """Write the recipe and the sources into the folder, or compare them with those there."""
         path = self.to / "recipe.json"
         if not path.exists():
             if self.to.exists() and any(self.to.iterdir()):
                 raise ValueError(f"{self.to} holds other files; name a new folder with --to.")
-            # Large files first, dealt out in turns: tasks of like size.
+            # Large files first, dealt in turns, so that tasks have similar sizes.
             files = sorted(sizes.items(), key=lambda pair: (-pair[1], pair[0]))
             write_whole(self.to / "work" / "files.json", json.dumps(files))
             if self.work.options.kind != "bpe":
@@ -132,7 +132,7 @@ class Preparation:
         changed = [name for name in facts if old[name] != facts[name]]
         for account in self.work.audit.glob("read/*.json"):
             for name, mark in json.loads(account.read_text("utf-8"))["files"]:
-                size = sizes.get(name, mark)  # by which earlier versions knew a file
+                size = sizes.get(name, mark)  # the mark of earlier versions
                 if mark != size and mark != self.work.mark_of(name, size):
                     changed.append(name)
         if changed:
@@ -144,8 +144,8 @@ class Preparation:
     def _stages(self, recipe: dict[str, Any], work: Any) -> dict[str, tuple[list[Any], int]]:
         """Return steps and number of tasks of each stage, in order.
 
-        Where near-duplicates are looked for or a tokenizer is trained, the texts that are left are
-        written down and read again; else one stage does all.
+        If near-duplicates are looked for or a tokenizer is trained, the remaining texts are written
+        and read again; otherwise one stage does everything.
         """
         from datatrove.pipeline import dedup, filters
         from datatrove.pipeline.writers import JsonlWriter
@@ -183,7 +183,7 @@ class Preparation:
         return stages | {"finish": ([work.finish], 1)}
 
     def _executor(self, stage: str, pipeline: list[Any], tasks: int) -> Any:
-        """Return datatrove's executor of one stage; on SLURM it waits for the one before."""
+        """Return datatrove's executor of one stage; on SLURM it waits for the stage before."""
         from datatrove import executor
         from loguru import logger
 
@@ -202,7 +202,7 @@ class Preparation:
             ours |= {"depends": before, "job_name": f"prepare-{stage}"}
         if self.kind == "local":
             logger.disable("datatrove")
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process has a core
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per process
             options["workers"] = min(options.get("workers", os.cpu_count() or 1), tasks)
         return made(kinds[self.kind], "executor", options, **ours)
 
@@ -217,7 +217,7 @@ class Preparation:
             for name, executor in self.executors.items():
                 try:
                     executor.run()
-                except (ValueError, OSError, RuntimeError) as error:  # of a task's process
+                except (ValueError, OSError, RuntimeError) as error:  # raised by a task's process
                     kind = ValueError if isinstance(error, ValueError) else RuntimeError
                     raise kind(str(error)) from error
                 if missing := executor.get_incomplete_ranks():
@@ -226,7 +226,7 @@ class Preparation:
                         f"{self.to}/work/logs/{name} says why. The same command goes on."
                     )
                 say(f"{name}: {executor.world_size} tasks, {time.monotonic() - begun:.1f} s")
-        for folder in (self.to / "work").iterdir():  # of texts and signatures
+        for folder in (self.to / "work").iterdir():  # with texts and signatures
             if folder.is_dir() and folder.name != "logs":
                 shutil.rmtree(folder)
         audit = json.loads((self.to / "audit.json").read_text("utf-8"))
@@ -235,7 +235,7 @@ class Preparation:
 
 
 def table(audit: dict[str, Any]) -> list[str]:
-    """Return lines of 80 columns: documents and bytes that came in, were dropped, are left."""
+    """Return lines of 80 columns: documents and bytes that were read, dropped and kept."""
 
     def line(name: str, values: dict[str, Any]) -> str:
         return f"{name:50.50}{values['documents']:>16,}{values['bytes'] / 1e6:>13,.1f}"

@@ -1,7 +1,7 @@
-"""Steps of a preparation that datatrove lacks; it runs them with its own, task by task.
+"""Steps of a preparation that datatrove lacks; datatrove runs them together with its own.
 
-A task is a process with its share of the files. Of what a step drops it leaves an account, with a
-line on every document: what came in is in the shards or in the audit.
+A task is a process with its share of the files. Each step writes an account of what it drops, with
+a line on every document: all that was read is in the shards or in the audit.
 """
 
 import gzip
@@ -32,7 +32,7 @@ from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_to
 
 SUFFIXES = (*DOCUMENTS, *SEPARATORS)
 NUM_EXAMPLES, EXAMPLE_CHARACTERS = 3, 60
-# Scripts that put no space between words, of which each character counts as a word.
+# Scripts without spaces between words: each of their characters counts as a word.
 SPACELESS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 WORD = re.compile(rf"[{SPACELESS}]|[^\s{SPACELESS}]+")
 NOTHING_LEFT = "no document is left; {}/audit says what dropped them. Loosen it, in a new folder."
@@ -40,7 +40,7 @@ Data = Iterator[Document]
 
 
 class Words(WhitespaceTokenizer):
-    """Words between white space, without a model of their language."""
+    """Splits text into words at white space, without a model of its language."""
 
     def word_tokenize(self, text: str) -> list[str]:
         """Return the words of a text."""
@@ -48,18 +48,18 @@ class Words(WhitespaceTokenizer):
 
 
 class QuietExecutor(LocalPipelineExecutor):
-    """Runs tasks on this machine without a log in the terminal, which errors reach anyway."""
+    """Runs tasks on this machine without log messages in the terminal; errors still show."""
 
     def get_distributed_env(self, node_rank: int = -1) -> Any:
-        """Return what each task asks for in its process, before anything is logged there."""
+        """Disable the log of a task's process, which calls this before it logs anything."""
         logger.disable("datatrove")
         return super().get_distributed_env(node_rank)
 
 
 class Account:
-    """What one step of a task drops; it stands where datatrove takes a writer of such documents.
-    The folder of all accounts of the step has its name; without the task's rank there is an account
-    only if something is dropped."""
+    """Account of what one step of a task drops, which datatrove uses as the writer of documents.
+    `folder` has the name of the step and holds the accounts of all tasks. Without `rank`, a file
+    is written only if something is dropped."""
 
     def __init__(self, folder: Path, rank: int | None = None) -> None:
         self.folder, self.own_rank = folder, rank
@@ -70,7 +70,7 @@ class Account:
         return self
 
     def write(self, document: Document, rank: int) -> None:
-        """Take a document that is dropped, with the reason in its metadata."""
+        """Record a dropped document, with the reason in its metadata."""
         self.rank, reason = rank, document.metadata.get("filter_reason", "not kept")
         entry = {"documents": 0, "bytes": 0, "examples": []}
         entry = self.facts["dropped"].setdefault(reason, entry)
@@ -89,13 +89,13 @@ class Account:
 
 
 class Language(BaseFilter):
-    """Keeps documents in which a model of fastText finds one of these languages.
+    """Keeps documents that are in one of these languages by a fastText model.
 
     Args:
-        model: its file, such as lid.176.bin.
-        keep: languages as the model names them.
+        model: file of the model, such as lid.176.bin.
+        keep: languages to keep, as the model names them.
         threshold: least probability, 0 to 1.
-        exclusion_writer: takes what is dropped.
+        exclusion_writer: receives the dropped documents.
     """
 
     name = "language"
@@ -110,13 +110,13 @@ class Language(BaseFilter):
 
     @cached_property
     def model(self) -> Any:
-        """The model, opened by the task."""
+        """The model, loaded by each task."""
         import fasttext
 
         return fasttext.load_model(self.path)
 
     def filter(self, doc: Document) -> bool | tuple[bool, str]:
-        """Return whether a document is kept, else why not."""
+        """Return True if a document is kept, else False and the reason."""
         labels, scores = self.model.predict(" ".join(doc.text.split()))
         language = labels[0].removeprefix("__label__")
         if language in self.keep and scores[0] >= self.threshold:
@@ -131,10 +131,10 @@ class WithoutTests(BaseFilter):
     needs the tests of lighteval.
 
     Args:
-        files: of tests, as those of sources.
-        n_grams: words.
-        text_column: of rows.
-        exclusion_writer: takes what is dropped.
+        files: files of tests, in the formats of sources.
+        n_grams: number of words that are shared in a row.
+        text_column: column of the text in tables.
+        exclusion_writer: receives the dropped documents.
     """
 
     name = "without tests"
@@ -152,7 +152,7 @@ class WithoutTests(BaseFilter):
 
     @cached_property
     def tests(self) -> dict[int, str]:
-        """The name of a test by the hash of each of its n-grams, read by the task."""
+        """Hash of an n-gram -> name of a test that has it; each task reads the tests."""
         found = dict[int, str]()
         for path in self.files:
             before = len(found)
@@ -172,15 +172,15 @@ class WithoutTests(BaseFilter):
             yield hash_of(" ".join(gram))
 
     def filter(self, doc: Document) -> bool | tuple[bool, str]:
-        """Return whether a document is kept, else with which test it shares words."""
+        """Return True if a document is kept, else False and the test it shares words with."""
         shared = next((one for one in self.hashes(doc.text) if one in self.tests), None)
         return True if shared is None else (False, f"shares words with {self.tests[shared]}")
 
 
 class Work:
-    """The folder of a preparation, and the steps that read and write there, each a callable of
-    datatrove: of data, number of the task, number of all tasks. `tokenizer` are options of one that
-    is trained or made, `steps` the names of those that may drop documents, in order.
+    """The folder of a preparation, and the steps that read and write there: callables for datatrove
+    that take data, the rank of the task and the number of tasks. `tokenizer` are its options; the
+    attribute `steps` names the steps that may drop documents, in order.
     """
 
     def __init__(self, to: Path, recipe: dict[str, Any], tokenizer: TokenizerOptions) -> None:
@@ -195,7 +195,7 @@ class Work:
 
     @staticmethod
     def mark_of(name: str, size: int) -> str | int:
-        """Return what tells a source from a changed one: its digest, or of a URL its size."""
+        """Return what changes with a source: its digest, or the size of a URL."""
         return size if is_url(name) else file_digest(Path(name))
 
     def read_files(self, data: Data | None, rank: int, world_size: int) -> Data:
@@ -222,11 +222,11 @@ class Work:
     def read_texts(self, data: Data | None, rank: int, world_size: int) -> Data:
         """Yield the documents that this task wrote in an earlier stage."""
         name = f"{rank:05d}.jsonl.zst"
-        if (self.texts / name).exists():  # else it kept none
+        if (self.texts / name).exists():  # else it kept no document
             yield from JsonlReader(str(self.texts)).read_files_shard([name])
 
     def train_tokenizer(self, data: None, rank: int, world_size: int) -> None:
-        """Write the tokenizer of the first documents of each file of texts."""
+        """Train and write the tokenizer, on the first documents of each file of texts."""
         files = sorted(self.texts.glob("*.jsonl.zst"))
         if not files:
             raise ValueError(NOTHING_LEFT.format(self.to))
@@ -290,7 +290,7 @@ class Work:
 
 
 def reasons_of(accounts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what one step dropped in all tasks, by reasons, most documents first."""
+    """Return what one step dropped in all tasks: reason -> counts, most documents first."""
     reasons: dict[str, dict[str, Any]] = {}
     for account in accounts:
         for reason, found in account["dropped"].items():
