@@ -180,7 +180,7 @@ def hugging_face_files(
         shape = like_stored.shape
         if config.tied and name == "head.weight":
             continue
-        if name.endswith("v_proj.bias"):  # the own decoder has no biases of keys, which precede
+        if name.endswith("v_proj.bias"):  # first those of keys, which the own decoder lacks
             parts[stored_name(kind, name.replace("v_proj", "k_proj"))].append(like.new_zeros(shape))
         weight = weights[name].detach() if name in weights else like.new_zeros(shape)
         is_transposed = kind == "gpt2" and name.endswith("_proj.weight")  # for its Conv1D

@@ -539,7 +539,7 @@ def check_isolation(network: Any) -> None:
     places = [torch.arange(length) for length in DOCUMENT_LENGTHS]
     positions = torch.cat([*places, torch.zeros(1, dtype=torch.long)])
     ids = torch.tensor([n for n, size in enumerate(DOCUMENT_LENGTHS) for _ in range(size)] + [-1])
-    tokens = (torch.arange(len(ids)) * 5 + 1) % weight.shape[0]  # all differ where there are enough
+    tokens = (torch.arange(len(ids)) * 5 + 1) % weight.shape[0]  # distinct in a large V
     packed = [x[None].to(weight.device) for x in (tokens, positions, ids)]  # [1, T] each
     devices = [weight.device] if weight.device.type == "cuda" else []
     apart = torch.random.fork_rng(devices)

@@ -100,8 +100,8 @@ def flat_set_log_probability(logits: Tensor, candidates: Tensor) -> Tensor:
 
 
 def flat_code_probability(logits: Tensor, code_ids: Tensor) -> Tensor:
-    """Probability of each code [B, K] under the same condition, so never below that of a set with
-    this code; 0 where there is none."""
+    """Probability of each code [B, K], given that the set is not empty, so never below that of a
+    set with this code; 0 for NONE."""
     chosen = F.logsigmoid(logits.double().gather(1, code_ids.clamp(min=0)))
     found = (chosen - _nothing_and_something(logits)[1]).exp()
     return (found * (code_ids >= 0)).to(logits.dtype)
@@ -124,7 +124,7 @@ MOST_BEAMS, WIDENING = 320, 4  # of `likeliest_sets`; each round multiplies its 
 MOST_ORDERS = 1920  # orders scored over all beams: five codes have 120
 HYPOTHESES_AT_ONCE = 8192
 ROUNDING = 1e-5  # of probabilities and their logarithms in float32
-LEAST_LOG = -1e4  # stands for the logarithm of 0, which a share of 0 would make NaN
+LEAST_LOG = -1e4  # replaces log(0) = -inf, which a share of 0 would make NaN
 
 
 @dataclass

@@ -171,7 +171,7 @@ class PretrainedEncoder(TextEncoder):
         return repeated_layers(self.model)
 
 
-UNSEEN = -30.0  # log-weight that makes tokens which no text has, such as marks, count as 0
+UNSEEN = -30.0  # log-weight of tokens that no text has, such as marks; makes their weight about 0
 
 
 class BagEncoder(TextEncoder):

@@ -186,10 +186,10 @@ def taught_terms(
     """
     if options is None:
         return {}
-    scores = batch["teacher"]  # [B, K], NaN = none
+    scores = batch["teacher"]  # [B, K], NaN = missing
     own = (queries[:, None] * documents.view(*scores.shape, -1)).sum(-1) / temperature
     takes_part = ~scores.isnan() & (~scores.isnan()).sum(1, keepdim=True).gt(1)
-    hidden = own.new_tensor(-1e9)  # a share of 0, whose gradient is 0 too
+    hidden = own.new_tensor(-1e9)  # probability and gradient become 0
     wanted = torch.where(takes_part, scores.to(own) / options.temperature, hidden).log_softmax(1)
     found = torch.where(takes_part, own, hidden).log_softmax(1)
     nats = (wanted.exp() * (wanted - found) * takes_part).sum(1)

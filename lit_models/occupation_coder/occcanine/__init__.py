@@ -15,6 +15,6 @@ def read_other(path: Path) -> dict[str, Any] | None:
     is_folder = config.is_file() and '"model_domain"' in config.read_text("utf-8", "replace")
     if not is_folder and (path.suffix != ".bin" or not path.is_file()):
         return None
-    from lit_models.occupation_coder.occcanine.reader import content_of  # for these paths alone
+    from lit_models.occupation_coder.occcanine.reader import content_of  # imported only here
 
     return content_of(path)
