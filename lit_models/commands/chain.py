@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from datamodules.core.store import digest_of, file_digest, write_whole
+from datamodules.core.store import digest_of, file_digest, remove, write_whole
 from lit_models.config_files import (
     ABSENT,
     changes,
@@ -405,8 +405,10 @@ def run_stages(
             continue
         own, is_begun = folder / stage.name, states[stage.name] == "begun"
         arguments = stage.arguments(folder, seed, is_begun)
-        if is_begun and stage.verb == "export":
-            shutil.rmtree(own, ignore_errors=True)  # export would not overwrite it
+        if is_begun and stage.verb != "fit":  # nothing is overwritten; predict goes on with parts
+            for path in own.glob("*"):
+                if path.suffix != ".parts":
+                    remove(path)
         made = made_from(stage, folder, seed, outputs)
         write_record(folder, stage.name, made)
         own.mkdir(exist_ok=True)

@@ -37,7 +37,6 @@ def export(
     from lit_models.training.hyperparameters import StoredClasses
     from lit_models.training.optim import AVERAGED
 
-    to = Path(to)
     if to.is_file() or (to.exists() and any(to.iterdir())):
         raise ValueError(
             f"--to {to} is there and is never replaced; name a folder that is new or empty."

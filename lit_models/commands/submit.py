@@ -148,10 +148,10 @@ def write_scripts(scripts: dict[str, Script], name: str) -> list[Path]:
     for number in itertools.count(1):  # jobs/NAME, jobs/NAME-2, …: no other script is overwritten
         place = Path("jobs", name if number == 1 else f"{name}-{number}")
         texts = {file: script.text(place / file) for file, script in scripts.items()}
-        there = {path.name: path.read_text(encoding="utf-8") for path in place.glob("*.*")}
+        there = {path.name: path.read_bytes() for path in place.glob("[!.]*.*") if path.is_file()}
         folders = [shlex.split(one.folder(place / file)) for file, one in scripts.items()]
         is_free = not there and not any(Path(*words).exists() for words in folders if words)
-        if is_free or there == texts:
+        if is_free or there == {file: text.encode() for file, text in texts.items()}:
             break
     place.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():

@@ -151,8 +151,10 @@ def test_the_options_of_a_run_are_handed_on(submit) -> None:
 def test_other_scripts_are_never_overwritten(submit) -> None:
     submit()
     before = JOB.read_text()
-    assert "wrote jobs/toy-2/job.sh" in submit("--time-limit=1:00:00")
-    assert "wrote jobs/toy-2/job.sh" in submit("--time-limit=1:00:00")
+    JOB.with_name(".job.sh.swp").write_bytes(b"\xff")  # of an editor
+    assert "wrote jobs/toy/job.sh" in submit()
+    for _ in range(2):
+        assert "wrote jobs/toy-2/job.sh" in submit("--time-limit=1:00:00")
     assert JOB.read_text() == before
 
 
