@@ -85,7 +85,7 @@ class Saves(threading.local):
         self.settle(waits=not in_background)
 
     def settle(self, waits: bool = True) -> None:
-        """Finish the save under way, without `waits` only if it is done; raise its error, once."""
+        """Wait for the save under way, unless `waits` is false; if it is done, raise its error."""
         if self.writing is not None and (waits or self.writing.done()):
             self.writing.exception()  # after an interrupt here, another call can wait again
             writing, self.writing = self.writing, None
@@ -215,7 +215,7 @@ def read_checkpoint(
         return read_exported(path, classes)
     own = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     has_shards = own == path and any((*path.glob("*.pt"), *path.glob("*.safetensors")))
-    if not path.exists() or (own.is_dir() and not has_shards):  # of a run, of runs
+    if not path.exists() or (own.is_dir() and not has_shards):  # a folder of runs
         home = own if own.is_dir() else path.parent
         near = sorted(p.name for p in home.glob("*.ckpt"))
         there = "A run keeps its own in runs/NAME/checkpoints."

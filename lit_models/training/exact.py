@@ -326,8 +326,8 @@ class ExactModule(LightningModule):
         super().lr_scheduler_step(scheduler, metric)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build the network if its recipe is known only from the checkpoint, else take the learnt
-        facts from it; except for `fit`, replace weights by their averages if it has them."""
+        """Build the network if only the checkpoint knows its recipe, else take its learnt facts;
+        outside of `fit` also take its averaged weights, if it has any."""
         if self._trainer is not None:
             step, ledger = checkpoint.get("global_step"), checkpoint.get("ledger")
             own = f"{self.trainer.ckpt_path} of step {step}, ledger {ledger}"

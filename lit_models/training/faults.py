@@ -57,7 +57,7 @@ class Preemption(Callback):
         if stage != "fit" or threading.current_thread() is not threading.main_thread():
             return
         self.received = None  # from an earlier call
-        # Replace Lightning's handling, which broadcasts and waits in handler and every micro-batch.
+        # Replace Lightning's way: it waits for a broadcast in its handler and in every micro-batch.
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._before = {s: signal.signal(s, self._note) for s in (*REQUEUE_SIGNALS, signal.SIGINT)}

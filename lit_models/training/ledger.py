@@ -67,7 +67,7 @@ class StepRecord:
 
     def suspects(self, step: int) -> tuple[list[int], list[int]]:
         """Return this rank's sample ids in one of the last two steps: those in micro-batches whose
-        loss is not finite, and all."""
+        loss is not finite, and all of them."""
         wrong: list[int] = []
         all_ids: list[int] = []
         for ids, used, loss in self._recent.get(step, []):
@@ -264,8 +264,8 @@ class Ledger(Callback):
             vector[_NUM_FLAGS:] = 0
         self.wants_save = False
         self._finish(trainer)
-        # All ranks know of the stop request and stop now, with a checkpoint but no validation: the
-        # resumed run begins with it. After the last step, no resumed run would: it is done here.
+        # All ranks know of the stop request and stop now, with a checkpoint but without validation:
+        # the resumed run begins with that. After the last step there is no resumed run to do it.
         if self._is_told and trainer.global_step != budgeted_steps(trainer):
             self.is_stopping = self.save_now = trainer.should_stop = True
             trainer.fit_loop.epoch_loop._skip_next_val = True

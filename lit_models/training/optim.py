@@ -477,7 +477,7 @@ class AveragedWeights(Callback):
 
     @torch.no_grad()
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" or trainer.ckpt_path is None:  # else loaded
+        if trainer.state.fn == "fit" or trainer.ckpt_path is None:  # else averages are loaded
             for average, weight in zip(*self._pairs(pl_module), strict=True):
                 kept = weight.clone()
                 weight.copy_(average)

@@ -74,7 +74,7 @@ def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Keep a run that EarlyStopping has ended at its end, unless its patience is larger now;
+    """Do not continue a run that EarlyStopping has ended, unless its patience is larger now;
     Lightning does not save that it ended, and restores the checkpoint's patience."""
     for callback in trainer.early_stopping_callbacks:
         if (state := checkpoint["callbacks"].get(callback.state_key)) is None:

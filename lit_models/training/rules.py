@@ -27,7 +27,7 @@ START_METHODS: dict[str, Literal["popen", "spawn", "fork"]] = {
     "ddp_fork": "fork",
     "ddp_notebook": "fork",
 }
-SHELLS = ("bash", "interactive")  # names of SLURM jobs that Lightning does not treat as such
+SHELLS = ("bash", "interactive")  # SLURM job names for which Lightning ignores SLURM
 
 
 @dataclass

@@ -188,7 +188,7 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         if own:
             (folder / LOCK_JOB).write_text("\n".join(own), encoding="utf-8")
         _held[folder] = lock, made
-        for path in (folder / "checkpoints").glob(".*.unfinished*"):  # of killed saves on any host
+        for path in (folder / "checkpoints").glob(".*.unfinished*"):  # left by killed saves
             remove(path)
         again = choose() if run.ckpt_path is None else run
         if again.folder == run.folder:

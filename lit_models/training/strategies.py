@@ -166,7 +166,7 @@ class ManagedProcesses(ParallelStrategy):
 
 def leave_group() -> None:
     """Destroy this rank's process group, if any: gloo's would abort one process in three when the
-    interpreter exits. Garbage goes first, as reference cycles of fsdp keep a group alive."""
+    interpreter exits. Garbage is collected first, as fsdp's reference cycles keep a group alive."""
     if dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()
@@ -180,7 +180,7 @@ class ReplicatedStrategy(ManagedProcesses, DDPStrategy):
     Args:
         process_group_backend: gloo, nccl or mpi; `None` chooses by device.
         timeout: how long a rank waits for another before the run ends.
-        start_method: `popen` runs the command once per process; `spawn` and `fork` start functions.
+        start_method: `popen` runs the command in each process; `spawn`, `fork`: multiprocessing.
         find_unused_parameters: for networks that may not use every parameter in each step; always
             on for modules whose `reaches_all_parameters` is false.
         broadcast_buffers: send rank 0's buffers with every forward, unless the module has
@@ -325,11 +325,11 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 self.load_model_state_dict(*self._restored)
                 self._restored = None
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
-            loop.inference_mode = False  # it forbids to detach sharded tensors
+            loop.inference_mode = False  # it does not allow to detach sharded tensors
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Move what `_fill` has not moved; with `cpu_offload` torch refuses shards on a GPU."""
+        """Move the rest to the device, unless `cpu_offload`: torch refuses its shards on a GPU."""
         if not self.cpu_offload:
             super().model_to_device()
 
@@ -427,7 +427,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         offload = fsdp.CPUOffloadPolicy() if is_offloaded else fsdp.OffloadPolicy()
         inner, outer = self._split_and_mesh(module)
         dtypes = (torch.bfloat16, torch.float32) if self._gathers_half else (None, None)
-        policy = fsdp.MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)  # exact counts
+        policy = fsdp.MixedPrecisionPolicy(*dtypes, cast_forward_inputs=False)  # for exact counts
         options = {"mesh": inner, "offload_policy": offload, "mp_policy": policy}
         # Two fsdp groups cannot share parameters: a block gets its own copy of a frozen one that an
         # earlier block has, while fsdp refuses shared parameters that are trained.
@@ -460,7 +460,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
             setattr(module, name, self._freed_after()(getattr(module, name)))
 
     def _split_and_mesh(self, module: LightningModule) -> tuple[DeviceMesh, DeviceMesh]:
-        """Split layers; return the mesh over which blocks are sharded and that of all the rest.
+        """Split layers; return the meshes that shard blocks and all other parameters.
 
         Parameters outside of blocks, such as an embedding, are never split but sharded over all
         devices of a copy, those of a tensor group included: their gradients are equal.
@@ -486,7 +486,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         cube = make((copies, shards // size, size), mesh_dim_names=names)
         split_layers(module, plan, cube["tensor"])
         for metric in (part for part in module.modules() if isinstance(part, Metric)):
-            metric.process_group = replicas.get_group()  # one rank per group, else twice
+            metric.process_group = replicas.get_group()  # one rank per tensor group
         return (cube["replicate", "shard"] if copies > 1 else cube["shard"]), outer
 
     @contextmanager

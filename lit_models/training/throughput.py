@@ -75,7 +75,7 @@ class Throughput(Callback):
         if self._is_on and trainer.is_global_zero:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             complete_lines(self._path)
-        self._attempt = getattr(ledger_of(trainer), "attempt", 1)  # it begins before this
+        self._attempt = getattr(ledger_of(trainer), "attempt", 1)  # its hook runs first
         self._seen_step = trainer.global_step
         device, self._peak = trainer.strategy.root_device, self.peak_flops
         if self._peak is None and device.type == "cuda":
