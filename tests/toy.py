@@ -111,6 +111,7 @@ class LitToy(ExactModule):
             parameter.data.copy_(start)
         if self.dropout:
             self.model.insert(2, nn.Dropout(self.dropout))
+        self.twin = self.model[0]  # weights under two names, as those of a tied head
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         values = batch["values"].to(self.model[0].weight.dtype)

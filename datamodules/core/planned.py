@@ -373,9 +373,8 @@ class PlannedDataModule(LightningDataModule):
     def wanted_stages(self, stage: str) -> list[Stage]:
         """Return the splits that a trainer's call reads: with `limit_val_batches: 0` no
         validation."""
-        validates = self.trainer is None or self.trainer.limit_val_batches != 0
-        is_left_out = stage == "fit" and not validates
-        names = [name for name in STAGES_OF[stage] if name != "validation" or not is_left_out]
+        is_bare = stage == "fit" and self.trainer is not None and not self.trainer.limit_val_batches
+        names = [name for name in STAGES_OF[stage] if name != "validation" or not is_bare]
         return [*names, "test"] if stage == "fit" and self.tests_after_fit else names
 
     def setup(self, stage: str) -> None:
@@ -407,23 +406,26 @@ class PlannedDataModule(LightningDataModule):
             if stage == "predict":
                 if isinstance(limit, int):
                     setattr(self.trainer, name, math.ceil(limit / self.num_replicas))
-            elif stage in self.datasets and limit:
-                if isinstance(limit, float):
-                    if limit == 1.0:
-                        continue
-                    steps = self.plan(stage, 0).num_steps
-                    if name == "val_check_interval":  # a share of the limited epoch
-                        steps = self.steps_per_epoch
-                    limit = max(1, int(steps * limit))
-                batching = self.batching if stage == "train" else self.evaluation_batching
-                setattr(self.trainer, name, limit * batching.accumulate_grad_batches)
+            elif stage in self.datasets and limit and (limit != 1.0 or isinstance(limit, int)):
+                is_interval = name == "val_check_interval"  # of the limited epoch
+                steps = self.steps_per_epoch if is_interval else self.plan(stage, 0).num_steps
+                limit = max(1, int(steps * limit)) if isinstance(limit, float) else limit
+                within = self.trainer.check_val_every_n_epoch and self.trainer.limit_val_batches
+                if is_interval and within and limit > steps:
+                    raise ValueError(
+                        f"trainer.val_check_interval is {limit} optimizer steps, and an epoch has "
+                        f"{steps}: lower it, or count over epochs by check_val_every_n_epoch: null."
+                    )
+                limit *= self.batching_of(stage).accumulate_grad_batches
+                if is_interval and within and limit == 1:
+                    limit = 1e-9  # a share: Lightning's callbacks take 1 for 1.0, a whole epoch
+                setattr(self.trainer, name, limit)
 
     def _warn_of_shared_files(self) -> None:
         """Warn of a file that is named both for training and for validation or test."""
-        named: dict[int, Any] = getattr(self, "files", {})
         sets = [
             {Path(path).resolve() for entry in paths(files) for path in [entry, *glob.glob(entry)]}
-            for files in named.values()
+            for files in getattr(self, "files", {}).values()
         ]
         shared = sets[0].intersection(set().union(*sets[1:])) if sets else set()
         if shared:
@@ -511,9 +513,10 @@ class PlannedDataModule(LightningDataModule):
             self.num_replicas, self.global_batch_size, micro, self.given_accumulation
         )
 
-    @property
-    def evaluation_batching(self) -> Batching:
-        """Batching of validation and test: the same global batches, accumulation derived."""
+    def batching_of(self, stage: Stage) -> Batching:
+        """Batching of a stage; in evaluation the accumulation is derived."""
+        if stage == "train":
+            return self.batching
         micro = self.batching.micro_batch_size
         return derive_batching(self.num_replicas, self.global_batch_size, micro)
 
@@ -551,9 +554,8 @@ class PlannedDataModule(LightningDataModule):
 
     def _trainer_stage(self) -> str:
         """Return the verb of the trainer's call, such as "fit", also without a trainer."""
-        if self.trainer is None or self.trainer.state.fn is None:
-            return "fit"
-        return self.trainer.state.fn.value
+        fn = None if self.trainer is None else self.trainer.state.fn
+        return "fit" if fn is None else fn.value
 
     def request(self, stage: Stage) -> PlanRequest:
         """Return everything that the plan of a stage depends on."""
@@ -589,8 +591,7 @@ class PlannedDataModule(LightningDataModule):
             todo = math.ceil((steps - len(self.done_batches)) / self.num_replicas)
             length = max(todo, min(steps, 1))  # see `iterate_whole_batches`
         else:
-            batching = self.batching if stage == "train" else self.evaluation_batching
-            length = steps * batching.accumulate_grad_batches
+            length = steps * self.batching_of(stage).accumulate_grad_batches
         on_cpu = self.trainer is None or self.trainer.strategy.root_device.type == "cpu"
         workers = self.loader_options.num_workers
         if workers == "auto":
@@ -610,9 +611,8 @@ class PlannedDataModule(LightningDataModule):
         replicas = self._replicas()
         if stage == "predict":
             return iterate_whole_batches(self.plan(stage, 0), *replicas, self.done_batches)
-        batching, epoch, first = self.evaluation_batching, 0, 0
+        batching, epoch, first = self.batching_of(stage), 0, 0
         if stage == "train":
-            batching = self.batching
             epoch = self.trainer.current_epoch if self.trainer is not None else 0
             position, self.resume_position = self.resume_position, None
             first = position[1] if position and position[0] == epoch else 0

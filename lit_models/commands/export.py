@@ -32,7 +32,7 @@ def export(
         trust_checkpoint: import the class that the checkpoint names, from any package.
     """
     # Imported here, so that the help of the command does not load torch.
-    from lit_models.training.checkpoints import read_checkpoint
+    from lit_models.training.checkpoints import read_checkpoint, take_averaged
     from lit_models.training.export import START_ONLY, Layout, class_of, paths_in, write_exported
     from lit_models.training.hyperparameters import StoredClasses
     from lit_models.training.optim import AVERAGED
@@ -51,9 +51,8 @@ def export(
             "--class_path, such as --class_path=lit_models.LitOccupationCoder."
         )
     module_class = class_of(class_path, ckpt, classes)
-    averaged = content.get(AVERAGED, {})
-    weights = "averaged" if averaged else "last"
-    chosen = content["state_dict"] | averaged
+    take_averaged(content)
+    weights, chosen = "averaged" if AVERAGED in content else "last", content["state_dict"]
     if format is not None:
         from lit_models.seo.exchange import exported
 

@@ -287,7 +287,10 @@ def checkpoint_to_use(run_folder: Path) -> Path | None:
 
 def take_averaged(checkpoint: dict[str, Any]) -> None:
     """Replace the weights of a checkpoint by its averaged weights, if it has any."""
-    checkpoint["state_dict"] = {**checkpoint["state_dict"], **checkpoint.get(AVERAGED, {})}
+    own, averages = checkpoint["state_dict"], checkpoint.get(AVERAGED, {})
+    # A tied weight has several names in the checkpoint, and its average has one.
+    at = {own[name].data_ptr(): average for name, average in averages.items()}
+    checkpoint["state_dict"] = {name: at.get(t.data_ptr(), t) for name, t in own.items()}
 
 
 def load_part(module: LightningModule, path: str, part: str | None = None) -> None:
@@ -506,8 +509,7 @@ class BestCheckpoint(ModelCheckpoint):
         if self.monitor is None and hasattr(pl_module, "monitor_mode"):
             self.monitor, self.mode = pl_module.monitor, pl_module.monitor_mode
             self.kth_value = torch.tensor(torch.inf if self.mode == "min" else -torch.inf)
-        if self.dirpath is None:
-            self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
+        self.dirpath = self.dirpath or str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)
 
     def on_load_checkpoint(self, trainer: Trainer, _: Any, checkpoint: dict[str, Any]) -> None:

@@ -457,12 +457,11 @@ class AveragedWeights(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Move the averages once after each optimizer step."""
-        step = trainer.global_step
-        if step == self._seen_step:
-            return
+        step, before = trainer.global_step, self._seen_step
         self._seen_step = step
-        average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
-        average(*self._pairs(pl_module), step)
+        if step != before:
+            average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
+            average(*self._pairs(pl_module), step)
 
     def on_save_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         if self._averages:

@@ -67,8 +67,7 @@ def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     current = counted(in_epoch, in_epoch)
     loop["epoch_loop.batch_progress"] = {"total": total, "current": current, "is_last_batch": False}
     # The step number of logged metrics, to which Lightning adds 1 where an epoch goes on.
-    is_last = is_whole and done == budgeted_steps(trainer)  # then only a test can follow
-    is_last = is_last or done == trainer.max_steps
+    is_last = done == trainer.max_steps or (is_whole and done == budgeted_steps(trainer))
     goes_on = not is_last and (not is_whole or trainer.max_steps != -1)
     loop["epoch_loop.state_dict"]["_batches_that_stepped"] = done - goes_on
 
@@ -97,9 +96,10 @@ def is_validated(trainer: Trainer, epoch: int, steps: int, done: int) -> bool:
     every, interval = trainer.check_val_every_n_epoch, trainer.val_check_interval
     if not trainer.enable_validation or steps == 0 or (every and (epoch + 1) % every):
         return False
-    is_int = isinstance(interval, int)  # counts micro-batches
     per_epoch, parts = trainer.datamodule.steps_per_epoch, trainer.accumulate_grad_batches
-    return (steps if every else done) % (interval // parts if is_int else per_epoch) == 0
+    is_int = isinstance(interval, int)  # counts micro-batches
+    interval = interval // parts if is_int else max(1, int(interval * per_epoch))
+    return (steps if every else done) % interval == 0
 
 
 def budgeted_steps(trainer: Trainer) -> int | None:

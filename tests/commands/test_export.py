@@ -65,9 +65,8 @@ def test_a_run_starts_from_an_exported_folder(coder_checkpoint, folder_with_run,
     options = ["--model.init_from=coder", "--trainer.max_steps=1", "--model.optimizer.lr=0.0"]
     done(*FIT, *options)
     trained = read_checkpoint(own_folder / "runs/mine/checkpoints/last.ckpt")["state_dict"]
-    torch.testing.assert_close(
-        trained, read_checkpoint(coder_checkpoint)["state_dict"], rtol=0, atol=0
-    )
+    stored = read_checkpoint(coder_checkpoint)["state_dict"]
+    torch.testing.assert_close(trained, stored, rtol=0, atol=0)
 
 
 def test_a_toy_of_a_script_gives_the_same_outputs_from_files_like_any(toy_checkpoint, tmp_path):

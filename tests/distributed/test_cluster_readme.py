@@ -72,8 +72,7 @@ def test_what_helps_exists() -> None:
     table = card.read_text(encoding="utf-8").split("| what happens |")[1]
     named = set(re.findall(r"`unisono ([a-z]+)", SECTION + table))
     assert named <= {*COMMANDS, *VERBS}
-    assert {"doctor", "plan", "verify", "report", "replay"} <= set(
-        re.findall(r"unisono ([a-z]+)", table)
-    )
+    in_table = set(re.findall(r"unisono ([a-z]+)", table))
+    assert {"doctor", "plan", "verify", "report", "replay"} <= in_table
     for linked in re.findall(r"\]\((lit_models/[^)]+)\)", SECTION):
         assert (ROOT / linked.partition("#")[0]).exists(), linked

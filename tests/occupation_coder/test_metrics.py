@@ -108,9 +108,8 @@ def test_the_way_records_are_batched_changes_nothing(book):
             out = Decoded(given[low:high], given[low:high] * 0.0, confidence[low:high])
             metrics.update(out, batch_of(true[low:high].tolist()))
     for name in whole:
-        assert whole[name].compute().item() == pytest.approx(
-            parts[name].compute().item(), abs=1e-14, nan_ok=True
-        )
+        found, expected = whole[name].compute().item(), parts[name].compute().item()
+        assert found == pytest.approx(expected, abs=1e-14, nan_ok=True)
 
 
 def test_calibration_error_is_the_gap_between_confidence_and_accuracy():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.plugins import HalfPrecision
 
 from lit_models.training import default_callbacks
@@ -77,18 +78,21 @@ def test_limits_and_intervals_count_optimizer_steps_and_an_overfitted_run_repeat
             if not trainer.sanity_checking:
                 self.steps += (trainer.global_step,)
 
-    for name, micro, interval in (("one", None, 2), ("four", 2, 0.5)):
+    # Also where a step is one batch, Lightning's callbacks judge each validation, not each epoch.
+    stops = EarlyStopping("val/loss", min_delta=1e9, patience=0)
+    cases = [("one", None, 2, []), ("four", 2, 0.5, []), ("each", None, 1, [stops])]
+    for name, micro, interval, more in cases:
         counter = Validations()
         trainer = toy_trainer(
             tmp_path / name,
             limit_train_batches=4,
             val_check_interval=interval,
             max_epochs=1,
-            callbacks=[*default_callbacks(), counter],
+            callbacks=[*default_callbacks(), counter, *more],
         )
         trainer.fit(LitToy(), ToyData(micro_batch_size=micro))
-        assert trainer.global_step == 4
-        assert counter.steps == (2, 4)
+        assert counter.steps == ((1, 2) if more else (2, 4))
+        assert trainer.global_step == counter.steps[-1]
     toy_trainer(tmp_path / "overfitted", overfit_batches=2).fit(LitToy(), ToyData())
     digests = [line["digest"] for line in ledger_lines(tmp_path / "overfitted")]
     assert digests[:2] == digests[2:]

@@ -266,8 +266,7 @@ def test_a_resumed_average_is_that_of_the_whole_run(tmp_path):
     fit_averaged(tmp_path / "whole")
     fit_averaged(tmp_path / "cut", max_steps=5)
     fit_averaged(tmp_path / "cut", ckpt_path=tmp_path / "cut" / "checkpoints" / "last.ckpt")
-    whole, cut = (
-        read_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "cut")
-    )
+    paths = [tmp_path / name / "checkpoints" / "last.ckpt" for name in ("whole", "cut")]
+    whole, cut = map(read_checkpoint, paths)
     for key in ("state_dict", optim.AVERAGED):
         assert all(torch.equal(cut[key][name], value) for name, value in whole[key].items())
