@@ -409,8 +409,8 @@ def check_head(network: PretrainedDecoder, source: str) -> None:
     if not difference <= HEAD_TOLERANCE * LARGE_LOGIT:
         raise ValueError(
             f"{source} is a {type(network.model).__name__}, whose logits are not the product of "
-            "its head and its hidden states (they are capped, scaled or shifted by a bias): the "
-            "loss here could not be its own. Take a model of another class, such as Llama or Qwen."
+            "its head and its hidden states (they are capped, scaled or shifted by a bias): its "
+            "loss would be wrong here. Take a model of another class, such as Llama or Qwen."
         )
 
 

@@ -264,7 +264,7 @@ class LitConsistencyLens(ExactModule):
         if not self.clips:
             return super().configure_gradient_clipping(optimizer, *given)
         if gradient_clip_algorithm == "value":
-            raise ValueError("model.clips are norms; leave gradient_clip_algorithm out, or them.")
+            raise ValueError("model.clips are norms: drop them, or gradient_clip_algorithm=value.")
         self.step_record.gradient_norm(optimizer)  # records the total norm before clipping
         clip_parts(self.named_parameters(), self.clips, gradient_clip_val)
 
@@ -506,8 +506,8 @@ def check_parts(module: nn.Module, option: str, values: Mapping[str, float]) -> 
         if value < 0 or not any(name.startswith(f"lens.{part}") for name in names):
             tops = sorted({".".join(name.removeprefix("lens.").split(".")[:2]) for name in names})
             raise ValueError(
-                f"{option}.{part} {value} must be 0 or more, of a part of the lens that learns; "
-                f"name verbalizer, reconstructor, or one of {', '.join(tops)}."
+                f"{option}.{part} {value} must be 0 or more, for a part of the lens that is "
+                f"trained; name verbalizer, reconstructor, or one of {', '.join(tops)}."
             )
 
 
@@ -585,4 +585,4 @@ class LitSubject(ExactModule):
 
     def configure_optimizers(self) -> Any:
         """Raise ValueError, as the subject cannot be trained."""
-        raise ValueError("a subject stands still and learns nothing; run unisono predict.")
+        raise ValueError("a subject is frozen and cannot be trained; run unisono predict.")

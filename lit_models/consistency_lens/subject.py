@@ -224,12 +224,12 @@ class BaseOptions:
             object.__setattr__(self, "lora", LoraOptions(**self.lora))
         if self.is_frozen + (self.lora is not None) + (self.unfreeze_at > 0) > 1:
             raise ValueError(
-                "is_frozen, lora and unfreeze_at each say what of a network learns; give one of "
-                "them alone."
+                "is_frozen, lora and unfreeze_at exclude each other, since each says what of a "
+                "network is trained; give only one of them."
             )
         if self.lora is not None and self.lora.base_dtype != "float32":
             raise ValueError(
-                "an adapter of a lens is on the weights that the subject has: leave "
+                "adapters of a lens use the subject's weights in the subject's dtype: leave "
                 "lora.base_dtype out."
             )
 

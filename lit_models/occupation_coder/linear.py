@@ -133,7 +133,7 @@ class LinearOptions:
         if wrong is not None or isinstance(self.head_ends, str):
             raise ValueError(
                 f"linear.head_ends must be a list of single words or signs, got {self.head_ends!r}:"
-                " no other text is ever found."
+                " a text with spaces never matches."
             )
 
 
@@ -147,8 +147,8 @@ def refuse_other_features(options: LinearOptions | None, trained: Mapping[str, A
         if list(np.unique(meant[name])) != list(np.unique(known[name])):
             raise ValueError(
                 f"the checkpoint was trained with loss.linear.{name} {known[name]}, but it is "
-                f"{meant[name]} here: the weights stand for something else. Give its own config, "
-                "or take the checkpoint by init_from_part: encoder."
+                f"{meant[name]} here, with which the weights mean something else. Use its own "
+                "config, or take only its encoder with init_from_part: encoder."
             )
 
 

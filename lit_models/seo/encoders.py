@@ -242,9 +242,9 @@ def stored_pooling(folder: str | Path, is_ranker: bool) -> dict[str, Pooling]:
             fault = "it pools without its prompt"
     if fault is not None:
         raise ValueError(
-            f"model.pretrained {folder} is of sentence-transformers, and {fault}; a folder is read "
-            "whose encoder lies beside modules.json and is pooled by cls, mean or max, then made "
-            "unit vectors or, by two dense layers, a score."
+            f"model.pretrained {folder} is of sentence-transformers, and {fault}; give a folder "
+            "whose encoder lies beside modules.json, with cls, mean or max pooling, then Normalize "
+            "(retriever) or two Dense layers (ranker)."
         )
     return {"pooling": POOLINGS[modes[0]]}
 

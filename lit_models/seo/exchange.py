@@ -45,7 +45,7 @@ def exported(
     module.load_state_dict(weights)
     kinds = {"sentence-transformers": (BiEncoder, CrossEncoder), "onnx": (BiEncoder,)}
     if type(getattr(module, "network", None)) not in kinds.get(format, ()):
-        known = f"{' and '.join(kinds)}, of LitRetriever, and the first of LitRanker"
+        known = f"{' and '.join(kinds)} for a LitRetriever, and the first for a LitRanker"
         raise ValueError(f"--format {format} of a {kind.__name__}: there are {known}.")
     with replacing(to) as unfinished:
         unfinished.mkdir()

@@ -97,7 +97,7 @@ class InvertedSearch(ExactSearch):
         tokens = documents[:, : documents.shape[1] // 2]
         if documents.shape[1] % 2 or (tokens % 1 != 0).any():
             raise ValueError(
-                "documents are dense vectors, no token weights; encode them by this one."
+                "documents are dense vectors, no token weights; encode them with this retriever."
             )
         self.num_tokens = 1 + int(tokens.max()) if len(documents) else 1
         self.postings = csr_array(_matrix(documents, self.num_tokens).T)  # [V, D]

@@ -232,8 +232,8 @@ class LitSeq2Seq(ExactModule):
         if content[RECIPE_KEY]["network"]["kind"] == "own":
             if adapter:
                 raise ValueError(
-                    "transformers has no network from scratch of this family, so PEFT has none to "
-                    "put an adapter on; leave --adapter out."
+                    "transformers does not have this family's network from scratch, so PEFT cannot "
+                    "apply its adapter; leave --adapter out."
                 )
             return None
         return model_layout(content, weights, adapter, RECIPE_KEY, network_of)

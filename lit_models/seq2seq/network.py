@@ -348,5 +348,6 @@ def check_head(network: PretrainedSeq2Seq) -> None:
     if not difference <= TOLERANCE * logits.abs().max():
         raise ValueError(
             f"the logits of {type(network.model).__name__} are not the product of its head and "
-            "its hidden states (they are scaled or shifted): the loss here could not be its own."
+            "its hidden states (they are scaled or shifted): its loss would be wrong here. Take a "
+            "T5 or BART model."
         )

@@ -121,7 +121,7 @@ class LitPreference(LitCausalLM):
             if scores is None and self.is_tuned:
                 raise ValueError(
                     f"there is no reference for these {split} data: the run did not have them, and "
-                    "the model as it began is gone. Name them in the training, with "
+                    "the model from its start no longer exists. Name them in the training, with "
                     f"--data.{split}_files."
                 )
             scores = self._scores_of(dataset) if scores is None else scores

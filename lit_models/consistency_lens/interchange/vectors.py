@@ -38,8 +38,8 @@ def explain_vectors(
     if changed:
         told = "; ".join(f"{n}: {known[n]} there, {own[n]} here" for n in changed)
         raise ValueError(
-            f"{file.path} holds activations of another place ({told}) than this lens explains; "
-            "take a lens of theirs, or activations of its subject and layer."
+            f"{file.path} holds other activations ({told}) than this lens explains; use a lens for "
+            "these, or activations of this lens's subject and layer."
         )
 
     index, of_all = index_of(module.layers, file.layer), len(module.layers)

@@ -89,8 +89,8 @@ def test_files_of_other_programs_are_read_and_wrong_ones_leave_none(written, tmp
     assert pq.read_table(target)["explanation"].to_pylist() == said
     target.unlink()
     for rows, extraction, message in (
-        ([row], {"layer_index": 2}, r"of another place \(layer: 2 there, 1 here\)"),
-        ([row], {"d_model": 8}, r"of another place \(width: 8 there, 16 here\)"),
+        ([row], {"layer_index": 2}, r"other activations \(layer: 2 there, 1 here\)"),
+        ([row], {"d_model": 8}, r"other activations \(width: 8 there, 16 here\)"),
         ([row, row[1:]], {}, r"a.parquet, row 2: activation_vector must hold 16 finite numbers"),
         ([row, None], {}, r"a.parquet, row 2: "),
         ([row, [float("nan")] * 16], {}, r"a.parquet, row 2: "),
