@@ -277,7 +277,7 @@ class OccupationDataModule(PlannedDataModule):
         super().setup(stage)
 
     def build(self, stage: Stage) -> PlannedDataset:
-        """Return the dataset of one stage; ValueError where it has no rows."""
+        """Return the dataset of one stage; ValueError if it has no rows."""
         if stage == "predict":
             self._say_cut(stage, self.index.arrays["is_truncated"])
             return DistinctInputs(self.index)
@@ -372,7 +372,7 @@ class OccupationDataModule(PlannedDataModule):
         write_coded_table(self.index, book, results, path, self.walk)
 
     def store_request(self, is_trained: bool = False) -> StoreRequest:
-        """Return the files and options of the store; the demo table where no file is named. A
+        """Return the files and options of the store; the demo table if no file is named. A
         trained model may lack its training files if another part has files."""
         files = {part: self._paths(part) for part in (VALIDATION, TEST)}
         try:

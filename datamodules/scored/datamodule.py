@@ -33,7 +33,7 @@ from datamodules.scored.store import (
 from datamodules.text.encoding import EncodedTextDataModule, TextEncoding, kept_tokens
 
 SHOWN = 300  # characters of a text in `describe`
-# The demo predicts facts of functions from their docstrings; those of one module are alike.
+# The demo predicts facts from docstrings; those of one module are similar, so they are a group.
 DEMO_COLUMNS = TextColumns(group="module")
 DEMO_HEADS = {
     "kind": LabelOptions("multiclass"),

@@ -425,8 +425,8 @@ def write_with(
     options: TableOptions,
     texts: Iterable[str],
 ) -> None:
-    """Write all rows with added columns, as `write_beside`, but jsonl too. `added` returns the
-    columns for the texts [n] of some rows, -1 = a rejected row."""
+    """Write all rows with added columns: tables as `write_beside` does, and jsonl. `added` returns
+    the columns for the texts [n] of some rows, -1 = a rejected row."""
     files, text_of_row = list(map(Path, store.files)), store.text_of_row
     if kind_of(path) in JSON_SUFFIXES:
         starts = range(0, len(text_of_row), LINES_AT_ONCE)

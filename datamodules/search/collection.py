@@ -36,7 +36,7 @@ from datamodules.search.formats import (
 )
 
 COLLECTION_VERSION = 5
-READ_ANEW = {"pages": 7, "msmarco": 6, "esci": 6}  # formats with a later version
+READ_ANEW = {"pages": 7, "msmarco": 6, "esci": 6}  # formats whose reader has changed since
 CACHE_VERSION = 2  # of the cache folder only, so that a change does not stop runs from resuming
 JUDGEMENTS_AT_ONCE = 65_536
 Reader = BeirReader | EsciReader | PagesReader

@@ -22,7 +22,7 @@ from datamodules.shards.index import COUNTS, IndexOptions, Shard, open_tokens
 from datamodules.shards.remote import RemoteShards, fetch, is_url, local_copy
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
-log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
+log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its loggers' infos
 MANIFEST, TOKENIZER, OPTIONS = "manifest.json", "tokenizer.json", "tokenizer_config.json"
 ROWS, POSITIONS, TOKEN_BYTES = range(len(COUNTS))
 SERIAL_DOCUMENTS = 1 << 18  # indexing fewer takes less time than starting processes

@@ -44,7 +44,7 @@ class WriterPage(NamedTuple):
 
     text: str  # visible lines without the target
     target: str  # the title or description to write
-    title: str  # "" where it is the target
+    title: str  # "" if it is the target
     query: str  # search query that should find the page
 
 
@@ -87,8 +87,8 @@ def _folded(text: str) -> str:
 
 
 def framed(page: WriterPage, target: Target) -> tuple[str, int]:
-    """Return the prompt of a page (query, title unless it is the target, text) and how many of its
-    characters end with the text, the part that is cut if the prompt is too long."""
+    """Return the prompt of a page (query, title unless it is the target, text) and its number of
+    characters up to the end of the text, where tokens are cut if the prompt is too long."""
     given = (("Query", page.query), ("Title", page.title))
     head = "".join(f"{name}: {value}\n" for name, value in given if value)
     asking = f"{head}Page: {page.text}"

@@ -48,7 +48,7 @@ from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer
 
 log = logging.getLogger(__name__)
-PAIRS_VERSION = 2  # raised when rows become other tokens
+PAIRS_VERSION = 2  # raised when the tokens of a row change
 TEXTS_AT_ONCE = 4096
 CUT_OFF = "their ends are cut off"
 

@@ -41,12 +41,12 @@ from datamodules.tokenizers.text import (
     options_of_model,
 )
 
-log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its own at this level
+log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its loggers' infos
 STORE_VERSION = 4
 STRETCH_CHARACTERS = 1 << 18  # the most of one text that is tokenised at once
 BATCH_CHARACTERS = 1 << 20  # per call of the tokenizer, which spreads them over its threads
 COLUMNS = ("columns", "text_column")  # options that demo data ignore
-SAID_BYTES = 8 << 20  # more bytes of text take long enough for a message
+SAID_BYTES = 8 << 20  # tokenising more bytes takes so long that a message announces it
 # Arrays of a part and their dtypes; that of `tokens` depends on the vocabulary size.
 STREAM_ARRAYS: dict[str, Any] = {
     **{"tokens": None, "starts": np.int64, "num_positions": np.int64, "hashes": np.uint64},
