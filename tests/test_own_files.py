@@ -63,10 +63,10 @@ def test_codes_of_which_a_part_lost_its_zeros_are_named_by_training_too(tmp_path
     data.setup("fit")
     assert said in caplog.text
     assert code_warnings(["1", "2", "1, 2", "1,3", "a b"]) == [
-        '1 codes are others side by side, such as "1, 2"; cut such cells with '
+        '1 codes look like several in one, such as "1, 2"; cut such cells with '
         "--data.columns.code_separator=','."
     ]
-    with pytest.raises(ValueError, match='of the book, the code "7370" seems to have lost its'):
+    with pytest.raises(ValueError, match='in the code book, code "7370" seems to have lost its'):
         CodeBook(CodeSystem(), ["7370", "51020"], ["", ""]).index("07370")
 
 

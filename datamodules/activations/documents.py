@@ -273,9 +273,10 @@ def check_activations(number: int, name: str) -> None:
     """Raise ValueError for a part without activations."""
     if not number:
         raise ValueError(
-            f"the part {name} holds no activation: it has no document, or none that is longer than "
-            "data.positions.min_position, or data.context_length is not; lower the position, raise "
-            f"the context, or give data.{name}_files or a share of data.split (and dump again)."
+            f"the part {name} has no activations: it has no documents, or they or "
+            "data.context_length are too short for data.positions.min_position; lower it, raise "
+            f"data.context_length, or give data.{name}_files or a share of data.split (and dump "
+            "again)."
         )
 
 

@@ -82,7 +82,7 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         if len(self.separator or ",") != 1:
-            raise ValueError(f"table.separator {self.separator!r} is no character; null finds it.")
+            raise ValueError(f"table.separator {self.separator!r} is no character; null finds one.")
         try:
             codecs.lookup(self.encoding or "utf-8")
         except LookupError as error:

@@ -74,12 +74,12 @@ class Crosswalk:
                         )
         if not any(found.values()):
             raise ValueError(
-                f"{options.path} leads from no code of this model, such as {book.codes[0]}; are "
+                f"{options.path} has no code of this model, such as {book.codes[0]}; are "
                 "leading zeros lost, or is it of another system?"
             )
         if unknown:
             log.warning(
-                '%s: %d codes are none of this model\'s, such as "%s" in line %d: left out.',
+                '%s: %d codes are not in the model\'s book, such as "%s" in line %d: left out.',
                 *(options.path, len(unknown), *next(iter(unknown.items()))),
             )
         # Name of a system -> [C + 1] texts by code id, "" for missing targets and id -1.

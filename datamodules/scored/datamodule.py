@@ -210,9 +210,9 @@ class ScoredTextDataModule(EncodedTextDataModule):
         ]
         if changed and (store.file_part[rows] == TRAIN).any():
             raise ValueError(
-                f"the model was trained on another division of rows ({', '.join(changed)}), so "
-                "that some to be judged may have been trained with; restore the old rows and "
-                "values, or name a file of new texts alone, such as --data.files.test=new.csv."
+                f"the model was trained with another split of rows ({', '.join(changed)}), maybe "
+                "on some of these; restore the old files and split, or evaluate a file of new "
+                "texts only, such as --data.files.test=new.csv."
             )
         if not len(rows):
             raise ValueError(

@@ -336,7 +336,7 @@ def candidate_lists(
         paths = expand_files(options.run, f"{option}.run", RUN_SUFFIXES)
         facts += [collection.fingerprint, [file_digest(path) for path in paths]]
     elif bm25 is None:
-        raise ValueError(f"{option}.source is bm25, and data.bm25 null leaves it out.")
+        raise ValueError(f"{option}.source is bm25, but data.bm25 is null; leave data.bm25 out.")
     else:
         facts += bm25.index_of(collection)
 

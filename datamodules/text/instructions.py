@@ -165,8 +165,8 @@ class Marker:
             if end is not None:
                 return start, end.end()
         raise ValueError(
-            f"the chat template writes the turns before message {i + 1} in another way once it is "
-            "there, so that its answer cannot be told apart; name another template with "
+            f"the chat template changes the turns before message {i + 1} when this message is "
+            "added, so that the tokens of its answer cannot be located; name another template with "
             "data.tokenizer.chat_template, such as plain."
         )
 

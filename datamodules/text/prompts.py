@@ -184,7 +184,7 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("prompt") is not None:
         if values.get("system"):
             rule = (
-                '"system" is read beside messages alone; put it into the prompt, or write messages.'
+                '"system" needs "messages", not a "prompt"; put it into the prompt or the messages.'
             )
             raise RowFault("system", str(values["system"]), rule)
         return values

@@ -82,8 +82,8 @@ class TextNormalisation:
         for name, value in GONE.items():
             if kept.get(name, value) != value:
                 raise ValueError(
-                    f"the checkpoint was trained on texts of {name} {kept[name]}, and texts have "
-                    f"{value} alone now; train anew, or code with an earlier Unisono."
+                    f"the checkpoint was trained with {name} {kept[name]}, and only {value} is "
+                    "supported; train again, or use an earlier Unisono."
                 )
         return cls(kept["drop_status_words"], kept.get("fold_accents", False))
 
@@ -173,7 +173,7 @@ class CodeSystem:
         if self.length is not None and len(code) != self.length:
             if len(code) < self.length and re.fullmatch(r"\d+", code):
                 raise ValueError(LOST_ZEROS.format(code, code.zfill(self.length)))
-            raise ValueError(f'code "{code}" has {len(code)} symbols, each has {self.length}.')
+            raise ValueError(f'code "{code}" has {len(code)} symbols, and must have {self.length}.')
         return code
 
 
@@ -301,7 +301,7 @@ class CodeBook:
         if zeros is not None:
             raise ValueError(LOST_ZEROS.format(code, zeros))
         if code.isdigit() and code.lstrip("0") in self:
-            raise ValueError("of the book, the " + LOST_ZEROS.format(code.lstrip("0"), code))
+            raise ValueError("in the code book, " + LOST_ZEROS.format(code.lstrip("0"), code))
         near = ", ".join(f"{c} ({d})" if d else c for c, d in self.nearest(code))
         raise ValueError(
             f'code "{code}" is not in the code book ({len(self)} codes); nearest: {near}. '
@@ -399,7 +399,7 @@ def code_warnings(codes: Iterable[str]) -> list[str]:
         parts = {code: {part.strip() for part in code.split(mark)} for code in known}
         if joined := [code for code in known if mark in code and parts[code] <= {*known}]:
             warnings.append(
-                f'{len(joined)} codes are others side by side, such as "{joined[0]}"; cut such '
+                f'{len(joined)} codes look like several in one, such as "{joined[0]}"; cut such '
                 f"cells with --data.columns.code_separator='{mark}'."
             )
     return warnings

@@ -143,7 +143,7 @@ def test_a_part_may_be_empty(tmp_path: Path) -> None:
     store = dumped(tmp_path / "acts", stories(tmp_path, 30), split=TextSplit(0.2))
     assert store.array(2, "activations").shape == (0, 16)
     data = ActivationDataModule(str(store.folder))
-    with pytest.raises(ValueError, match="the part test holds no activation.*data.test_files or"):
+    with pytest.raises(ValueError, match="the part test has no activations.*data.test_files or"):
         data.setup("test")
 
 

@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "a position beyond the context": (
         [*PREDICT, OTHER, "--data.positions.min_position=15"],
-        "the part train holds no activation: .* data.context_length is not; lower the position",
+        "the part train has no activations: .* data.positions.min_position; lower it",
     ),
     "a context beyond the subject's": (
         [*PREDICT, OTHER, "--data.context_length=17", "--model.subject.network.positions=learned"],

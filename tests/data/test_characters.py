@@ -27,7 +27,7 @@ def test_an_earlier_checkpoint_is_read_where_its_texts_are_those_of_today():
     assert normalise == TextNormalisation.from_dict(normalise.to_dict())
     assert normalise("  ﬁ  A ") == "fi a"
     for name in ("strip", "lowercase"):
-        with pytest.raises(ValueError, match=f"on texts of {name} False, and texts have True"):
+        with pytest.raises(ValueError, match=f"with {name} False, and only True is supported"):
             TextNormalisation.from_dict({**kept, name: False})
 
 

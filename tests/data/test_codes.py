@@ -31,7 +31,7 @@ def test_a_hisco_code_survives_parsing_with_its_zeros_and_signs(raw):
         ("1110", r'lost its leading zeros \("01110"\)'),
         ("1110.0", r'decimal number; keep code columns as text \(here "01110"\)'),
         ("-1.0", r'decimal number.*"-1"'),
-        ("011100", "has 6 symbols, each has 5"),
+        ("011100", "has 6 symbols, and must have 5"),
         ("0111x", r'unknown symbol "x" at place 5; .*"0123456789" or one of -1, -2, -3'),
         ("-4", 'unknown symbol "-" at place 1'),
         ("  ", "code is empty"),
@@ -44,7 +44,7 @@ def test_a_wrong_hisco_code_is_refused_with_the_reason(raw, message):
 
 
 def test_a_short_code_of_letters_is_not_said_to_have_lost_zeros():
-    with pytest.raises(ValueError, match=r"has 2 symbols, each has 3\.$"):
+    with pytest.raises(ValueError, match=r"has 2 symbols, and must have 3\.$"):
         coding.CodeSystem(length=3).parse("ab")
 
 

@@ -147,7 +147,7 @@ def test_no_token_of_a_completion_is_lost(make, tmp_path):
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(make, tmp_path):
     options = template(REWRITES, tmp_path)
-    with pytest.raises(ValueError, match=r"rows.jsonl:1: .*before message 3 in another way.*plain"):
+    with pytest.raises(ValueError, match=r"rows.jsonl:1: .*before message 3 when.*plain"):
         opened(make({"messages": TWO_TURNS}, tokenizer=options))
 
 
@@ -362,7 +362,7 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(make):
         ({"instruction": "x", "output": ""}, "an answer is empty"),
         ({"instruction": "x"}, 'no message has the role "assistant"'),
         ({"instruction": "x", "output": "y", "history": ["z"]}, '"history" must be a list of pai'),
-        ({"prompt": "x", "completion": "y", "system": "z"}, '"system" is read beside messages'),
+        ({"prompt": "x", "completion": "y", "system": "z"}, '"system" needs "messages"'),
         ({"prompt": "x", "completion": "a\ud83d"}, r'"\\ud83d" is half of a surrogate pair'),
         ({"messages": [{"role": "user", "content": "\ude00"}, ANSWER]}, r'"\\ude00" is half of'),
         ({"messages": [USER, ANSWER], "tools": [{"name": "\ud83d"}]}, r'"\\ud83d" is half of'),

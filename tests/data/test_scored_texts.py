@@ -157,10 +157,10 @@ def test_a_file_that_has_grown_does_not_judge_with_rows_of_the_training(tmp_path
     same = judged_by(trained, {"train": path}, **options)
     assert not {*same.datasets["test"].texts} & {*trained.datasets["train"].texts}
     table(tmp_path / "mine.csv", range(100, 0, -1))
-    with pytest.raises(ValueError, match=r"another division of rows \(rows: .*test=new.csv"):
+    with pytest.raises(ValueError, match=r"another split of rows \(rows: .*test=new.csv"):
         judged_by(trained, {"train": path}, **options)
     table(tmp_path / "mine.csv", range(40))
-    with pytest.raises(ValueError, match=r"another division of rows \(seed: 0 -> 1\)"):
+    with pytest.raises(ValueError, match=r"another split of rows \(seed: 0 -> 1\)"):
         judged_by(trained, {"train": path}, split=SplitOptions(0.1, 0.3, seed=1))
     new = table(tmp_path / "new.csv", range(100, 120))
     assert len(judged_by(trained, {"test": new}).datasets["test"].texts) == 20

@@ -93,7 +93,7 @@ def test_what_is_given_wins_over_what_is_found(tmp_path, caplog):
     marked = write(tmp_path / "m.csv", "\ufefftext\na\n")
     assert Table(marked, TableOptions(encoding="utf-8")).names == ["text"]
     for wrong in ({"separator": "\\t"}, {"encoding": "x8"}):
-        with pytest.raises(ValueError, match="is no character; null finds it|encoding: x8; name"):
+        with pytest.raises(ValueError, match="is no character; null finds one|encoding: x8; name"):
             TableOptions(**wrong)
     polish = write(tmp_path / "p.csv", "text\nśł\n".encode("cp1250"))
     assert rows_of(polish) != [("śł",)]

@@ -209,7 +209,7 @@ def fitted(folder, tmp_path, model, **options):
     ("model", "options", "message"),
     [
         ({"prior": True}, {"bm25": None}, r"model.prior needs a first"),
-        ({}, {"candidates": BM25, "bm25": None}, r"source is bm25, and data.bm25 null"),
+        ({}, {"candidates": BM25, "bm25": None}, r"source is bm25, but data.bm25 is null"),
     ],
 )
 def test_what_needs_bm25_is_refused_without(folder, tmp_path, model, options, message):

@@ -170,7 +170,7 @@ def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
         ({"chosen": CHAT, "rejected": CHAT[:1]}, '"rejected" must end with a message of the ass'),
         ({"chosen": CHAT, "rejected": [{"role": "x"}]}, 'message 1 has the role "x"; it must be'),
         ({"chosen": CHAT, "rejected": [CHAT[1]]}, '"rejected" must be alike up to the last mess'),
-        ({"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, '"system" is read beside'),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, '"system" needs'),
     ],
 )
 def test_a_bad_row_is_a_sentence(tmp_path, row, message) -> None:

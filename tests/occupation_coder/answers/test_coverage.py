@@ -177,13 +177,13 @@ def test_a_coded_table_has_sets_other_systems_and_vectors_beside_it(tables, capl
         assert row["num_plausible"] == len(one.plausible)
         assert row["hisclass_1"] == {"83110": "7", "41025": "4"}.get(row["code_1"], "")
         assert row["sex_1"] == {"83110": "M"}.get(row["code_1"], "")
-    assert '1 codes are none of this model\'s, such as "00000" in line 5: left out' in caplog.text
+    assert '1 codes are not in the model\'s book, such as "00000" in line 5: left' in caplog.text
     assert "codes lead to no sex, such as" in caplog.text
 
 
 WALKS = {
     "several targets": ([("41025", "7"), ("41025", "8")], 'two hisclass, "7" in line 2 and "8" in'),
-    "other codes": ([("123", "7")], "leads from no code of this model, such as 39310"),
+    "other codes": ([("123", "7")], "has no code of this model, such as 39310"),
     "no target": ([("83110",)], "has the columns code; it needs code and one for each"),
 }
 
