@@ -1,4 +1,4 @@
-"""Demo data, made in the cache at first use, with the same bytes on every machine."""
+"""Demo data, made in the cache at first use: the same bytes everywhere with the same Python."""
 
 import ast
 import csv

@@ -202,7 +202,7 @@ class Job(NamedTuple):
 
 @dataclass
 class RowReader:
-    """Reader of tables of job descriptions; without a book, `system` alone checks the codes."""
+    """Reader of tables of job descriptions; without a book, any code valid in `system` passes."""
 
     columns: Columns
     normalisation: TextNormalisation
