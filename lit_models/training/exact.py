@@ -202,8 +202,8 @@ class ExactModule(LightningModule):
         if changed := [n for n in own if digest_of(own[n]) != digest_of(other.get(n))]:
             raise ValueError(
                 f"this {type(self).__name__} was made for another {' and '.join(changed)} than the "
-                "data has, whose numbers mean something else to it: train a new one (init_from "
-                "takes weights), or give it data of its own."
+                "data has, so that the same numbers mean something else: train a new module "
+                "(init_from takes weights), or give it the data it was made for."
             )
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
@@ -337,8 +337,8 @@ class ExactModule(LightningModule):
             checkpoints.take_averaged(checkpoint)
         elif "optimizer_states" not in checkpoint:
             raise ValueError(
-                f"{self.trainer.ckpt_path} holds weights alone, and a training goes on with its "
-                "optimizer and place, too: begin another from them, by --model.init_from."
+                f"{self.trainer.ckpt_path} holds weights only, and a run resumes from its position "
+                "and optimizer state too: begin a new run from the weights with --model.init_from."
             )
         if self.recipe is None:
             self.recipe = trained

@@ -282,7 +282,7 @@ class FailureReport(Callback):
         lost = f"the connection to another rank is lost; {ended}."
         if self._batch is None:  # then no rank has written a report
             if is_lost:
-                exception.add_note(f"before the first batch {lost} One that failed says why.")
+                exception.add_note(f"before the first batch {lost} Its output says why.")
             return
         end = time.monotonic() + WAIT_FOR_CAUSE_S
         while is_lost and not self._report.exists() and time.monotonic() < end:

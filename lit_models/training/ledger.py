@@ -202,8 +202,8 @@ class Ledger(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if record_of(pl_module) is None:
             raise ValueError(
-                f"a ledger keeps the steps of an ExactModule, and {type(pl_module).__name__} is "
-                "none: give its Trainer other callbacks, or train it by `unisono fit`, which does."
+                f"the callback Ledger needs an ExactModule, got {type(pl_module).__name__}: leave "
+                "it out of this Trainer's callbacks, or train the module with `unisono fit`."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -288,8 +288,8 @@ class Ledger(Callback):
             return
         if "phase" not in checkpoint["ledger"]:
             raise ValueError(
-                f"{trainer.ckpt_path} is of an earlier version, which did not keep whether an "
-                "epoch was over: end that run with it, or begin another with --model.init_from."
+                f"{trainer.ckpt_path} is of an earlier version, which stored no ends of epochs: "
+                "finish the run with that version, or begin a new one with --model.init_from."
             )
         self.phase = checkpoint["ledger"]["phase"]
         settle_progress(trainer, checkpoint)
@@ -297,9 +297,9 @@ class Ledger(Callback):
         then, now = checkpoint["ledger"]["steps_per_epoch"], trainer.datamodule.steps_per_epoch
         if then not in (None, now):
             rank_zero_warn(
-                f"an epoch has {now} optimizer steps, and had {then} where the checkpoint was "
-                "written: this is another run from here on. Restore trainer.limit_train_batches, "
-                "unless that is meant."
+                f"an epoch has {now} optimizer steps, and had {then} when the checkpoint was "
+                "written: from here on this is a different run. Restore "
+                "trainer.limit_train_batches, unless that is intended."
             )
 
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:

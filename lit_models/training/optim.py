@@ -351,9 +351,9 @@ def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[st
     missing, extra = set(names) - set(saved), set(saved) - set(names)
     if missing or extra:
         raise ValueError(
-            f"the checkpoint's optimizer holds other parameters: without "
-            f"{sorted(missing)[:3] or 'none'}, beyond {sorted(extra)[:3] or 'none'}; resume with "
-            "the model of the checkpoint, or start from its weights with model.init_from."
+            f"the checkpoint's optimizer holds other parameters: it lacks "
+            f"{sorted(missing)[:3] or 'none'} and has also {sorted(extra)[:3] or 'none'}; resume "
+            "with the model of the checkpoint, or start from its weights with model.init_from."
         )
     states = [state_dict["state"].get(saved[name][1]) for name in names]
     new_groups, first = [], 0

@@ -86,7 +86,7 @@ def settle_stops(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         if is_over:
             rank_zero_info(
                 f"EarlyStopping has ended this run by {callback.monitor}, in epoch "
-                f"{state['stopped_epoch']}: more patience, or a run without it, goes on."
+                f"{state['stopped_epoch']}: to continue, raise its patience or leave it out."
             )
         trainer.should_stop = trainer.should_stop or is_over
 

@@ -82,7 +82,7 @@ def test_a_toy_of_a_script_gives_the_same_outputs_from_files_like_any(toy_checkp
     data.setup("test")
     for batch in data.test_dataloader():
         assert torch.equal(exported(batch), loaded(batch))
-    with pytest.raises(ValueError, match="toy holds weights alone, .* by --model.init_from"):
+    with pytest.raises(ValueError, match="toy holds weights only, .* with --model.init_from"):
         toy_trainer(tmp_path / "run").fit(LitToy(), data, ckpt_path=tmp_path / "toy")
     with pytest.raises(ValueError, match=r"holds a LitToy, not a LitOccupationCoder"):
         LitOccupationCoder.from_exported(tmp_path / "toy")

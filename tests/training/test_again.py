@@ -78,7 +78,7 @@ def test_what_would_train_something_else_or_hang_is_refused(tmp_path, message):
 
 
 def test_a_ledger_of_a_plain_module_and_a_checkpoint_without_its_phase_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="BoringModel is none: give its Trainer"):
+    with pytest.raises(ValueError, match="got BoringModel: leave it out of this Trainer"):
         epochs_of(tmp_path, Ledger(), module=BoringModel())
     toy_trainer(tmp_path, max_epochs=1, callbacks=[]).fit(LitToy(), ToyData())
     content = read_checkpoint(last := tmp_path / "checkpoints" / "last.ckpt")

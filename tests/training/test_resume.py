@@ -150,7 +150,7 @@ def test_a_resume_with_another_plan_is_refused_and_the_cause_is_named(tmp_path):
 
 def test_a_smaller_epoch_is_said(tmp_path):
     fit(tmp_path, cut_at=5)
-    with pytest.warns(UserWarning, match=r"an epoch has 6 optimizer steps, and had 7 where"):
+    with pytest.warns(UserWarning, match=r"an epoch has 6 optimizer steps, and had 7 when"):
         fit(tmp_path, resume=True, limit_train_batches=6)
     assert [line["epoch"] for line in ledger_lines(tmp_path)] == [0] * 6 + [1] * 6 + [2] * 6
 
