@@ -42,7 +42,7 @@ from lit_models.training.metrics import LossSum, SampleResult, evaluating, texts
 from lit_models.training.optim import configured, parameter_groups
 
 PROMPTS_AT_ONCE = 32
-# Keys of a config.json that do not change the function.
+# Keys of a config.json that do not affect the computation.
 NO_FUNCTION = {
     *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache"),
     *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"),
@@ -208,7 +208,7 @@ class LitCausalLM(ExactModule):
         if not self.trainer.predicting:
             check_tokens(self.recipe, data.tokenizer.to_dict(), "the model")
             check_recipe(self.recipe["network"], data.context_length, data.tokenizer.vocab_size)
-        completes = self.trainer.predicting and self.generation.mode != "score"  # single texts
+        completes = self.trainer.predicting and self.generation.mode != "score"  # one text a row
         if (is_new or self.is_training_run) and not (completes or self.network.head.weight.is_meta):
             check_isolation(self.network)
         if self.is_training_run and (recomputes := self.computation.activation_checkpointing):

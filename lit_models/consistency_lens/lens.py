@@ -302,7 +302,7 @@ class Lens(nn.Module):
         self.register_buffer("reference_step", torch.tensor(NEVER))
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
         self.register_buffer("token_counts", counts, persistent=False)
-        self.register_buffer("told_map", None, persistent=False)  # of `teacher.text.told_map`
+        self.register_buffer("told_map", None, persistent=False)  # from `teacher.told_map`
         shape = (words, self.begin_id, options, options.tokens_around(tokenizer), num_layers)
         self.verbalizer = Verbalizer(copy_of(network, options.verbalizer), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)

@@ -7,7 +7,7 @@ log2(rank + 1) as the discount of every rank):
 - Candidates without a judgement count as not relevant, as do grades of 0 or below.
 - The ideal ranking and the number of relevant documents are those of **all** judged documents, so
   that relevant documents missing from the candidates lower NDCG, MAP and recall.
-- A query with judgements but no relevant document scores 0; queries without any are in no part.
+- A query with judgements but no relevant document scores 0; one without judgements is left out.
 - Ties keep the order of the candidates, which is that of the documents' indices, on any number of
   devices. (trec_eval takes the larger identifier first.)
 - A query with a score of NaN has the value NaN, so that it cannot pass for a good ranking.

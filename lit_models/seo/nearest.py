@@ -125,7 +125,7 @@ class ExactSearch:
         numbers = near.documents.sort(dim=1).values[:, max(0, tried - num_documents) :]
         best = Found(*(each[:, :k] for each in self.scored(queries, numbers)))
         backend = torch.backends.cuda if queries.is_cuda else torch.backends.mkldnn
-        lost = LOST.get(backend.matmul.fp32_precision, 2**-8)  # of bfloat16
+        lost = LOST.get(backend.matmul.fp32_precision, 2**-8)  # else bfloat16's
         share = 2 * lost + lost**2 + (width + 8) * 2**-23
         # The last term covers underflow; after an overflow the sum is not finite.
         error = share * (queries.float().norm(dim=1) * longest) + width * 2**-125

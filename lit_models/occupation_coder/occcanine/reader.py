@@ -98,7 +98,7 @@ def content_of(path: Path) -> dict[str, Any] | None:
                 num_heads=DECODER_HEADS,
                 feed_forward=inner,
                 dropout=config.get("dropout_rate") or 0.0,
-                repeats=bool(book.system.specials),  # of HISCO
+                repeats=bool(book.system.specials),  # which only HISCO has
             ),
         },
         "occupation_recipe": {
