@@ -41,7 +41,7 @@ from lit_models.training.ledger import FILE_NAME, agree, damaged_file, ledger_of
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
-OF_CONFIG = r'"command": "(?!.*default_root_dir)[^"]*?--config[= ](\S+)\.ya?ml'  # in topology.json
+OF_COMMAND = r'"command": "[^"]*?(?:default_root_dir|--config(?!.*default_root_dir))[= ]([^\s"]+)'
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; the launcher's ids of the run
 _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # locks, and folders created for them
 
@@ -125,15 +125,15 @@ def decide(
 
 
 def siblings(root: Path) -> list[Path]:
-    """Return the run folders <name>, <name>-2, … that exist, oldest first; not <name>-2.yaml's."""
+    """Return a root's run folders <name>, <name>-2, …, oldest first; none is of another root."""
     numbered = [(1, root)] if root.is_dir() else []
     for path in root.parent.glob("*-*/"):
         name, _, number = path.name.rpartition("-")
-        found = re.search(OF_CONFIG, _text(path / "topology.json")) if name == root.name else None
-        config = Path(found[1] if found else "")
-        is_first = path.name in (config.name, f"{config.parent.name}-{config.name}")
-        if name == root.name and number.isdecimal() and int(number) > 1 and not is_first:
-            numbered.append((int(number), path))
+        if name == root.name and number.isdecimal() and int(number) > 1:
+            found = re.search(OF_COMMAND, _text(path / "topology.json"))
+            own = Path(re.sub(r"\.ya?ml$", "", found[1] if found else ""))
+            if path.name not in (own.name, f"{own.parent.name}-{own.name}"):
+                numbered.append((int(number), path))
     return [path for _, path in sorted(numbered)]
 
 

@@ -86,8 +86,7 @@ def test_what_follows_a_stage_that_is_made_anew_is_refused_before_it_is_made(cha
         chain()
     Path("out/dump/out.txt").unlink()
     Path("out/test/out.txt").unlink()
-    assert chain() == 0
-    assert called() == ["subject", "export", "dump", "test"]
+    assert (chain(), called()) == (0, ["subject", "export", "dump", "test"])
 
 
 def test_a_folder_of_another_origin_is_refused(chain):

@@ -51,10 +51,12 @@ def newest(folder: Path) -> Path | None:
 
 def test_auto_takes_the_newest_run_with_a_sound_checkpoint(tmp_path: Path) -> None:
     root = make_run(tmp_path / "demo", "a.ckpt")
-    for name in ("demo-10", "demo-2", "demo-x", "demo-12"):
+    for name in ("demo-10", "demo-2", "demo-x", "demo-12", "demo-13"):
         make_run(tmp_path / name, "c.ckpt")
     make_run(tmp_path / "demo-11")
-    (tmp_path / "demo-12/topology.json").write_text('{"command": "fit --config a/demo-12.yaml"}')
+    for number, named in ((12, "config a/demo-12.yaml"), (13, "default_root_dir demo-13")):
+        command = f'{{"command": "fit --{named} --config a.yaml"}}'
+        (tmp_path / f"demo-{number}/topology.json").write_text(command)
     run = decide("fit", root, "auto", newest)
     assert run.folder == str(tmp_path / "demo-10")
     assert run.ckpt_path == str(tmp_path / "demo-10" / "checkpoints" / "c.ckpt")
