@@ -263,7 +263,7 @@ def replay_step(
     given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
     given.setdefault("precision", topology_of(found.run).get("precision"))
     non_finite = NonFinite("skip")
-    non_finite.most_skipped = sys.maxsize  # the run went on, too
+    non_finite.most_skipped = sys.maxsize  # no limit: the run itself went on
     logging.disable(logging.WARNING)  # messages for real trainings
     try:
         with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
@@ -362,7 +362,7 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
     counts = dataset.target_counts
     dealt = iterate_micro_batches(plan, dataset.lengths, counts, batching, 1, 0, epoch, step)
     parts = list(itertools.islice(dealt, batching.accumulate_grad_batches))
-    module.on_train_batch_start(ready(parts[0]), step * len(parts))  # part of a step
+    module.on_train_batch_start(ready(parts[0]), step * len(parts))  # as before a training step
     out = Replay(weights_step=trainer.global_step)
     for sample in map(int, plan.step_ids(step)):  # each a micro-batch of its own
         batch = ready(replace(parts[0], ids=np.array([sample]), weights=np.ones(1, np.float32)))

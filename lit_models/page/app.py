@@ -54,7 +54,7 @@ def show(
             app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
             there = socket.gethostname()
             print(f"from elsewhere: ssh -L {port}:{host}:{port} {there}", flush=True)
-        # Load torch behind the page: it is served before, and models answer afterwards.
+        # Load torch after the start: the page is served at once, and models answer later.
         app.on_startup(lambda: shelf.compute(import_module, "lit_models.cli"))
         options: dict[str, Any] = {"dark": None, "language": "en-US", "title": "Unisono"}
         options |= {"reconnect_timeout": 30.0}  # loading torch blocks the page for seconds

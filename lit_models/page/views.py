@@ -247,7 +247,7 @@ async def run_view(shelf: Shelf, args: PageArguments) -> None:
 
 
 def draw(runs: dict[str, report.RunRecord], plots: dict[str, ui.echart]) -> None:
-    """Draw the curves of all runs into the plots, title -> plot, and add the plots that lack."""
+    """Draw the curves of all runs into the plots, title -> plot, and add missing plots."""
     watched = dict.fromkeys(n for run in runs.values() for n in report.drawn_metrics(run)[:3])
     for drawn in report.curves(runs, [*watched, "val/loss", "throughput/samples_per_s"]):
         title = drawn["title"]
