@@ -49,9 +49,8 @@ class TreeSum:
 
 def added(left: Gradients, right: Gradients) -> Gradients:
     """Return left + right, in the tensors of `left`."""
-    return [
-        b if a is None else a if b is None else a.add_(b) for a, b in zip(left, right, strict=True)
-    ]
+    pairs = zip(left, right, strict=True)
+    return [b if a is None else a if b is None else a.add_(b) for a, b in pairs]
 
 
 def added_over_ranks(

@@ -463,6 +463,11 @@ class AveragedWeights(Callback):
             average = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
             average(*self._pairs(pl_module), step)
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the averages of a checkpoint also where its run has no step left."""
+        if not self._averages:
+            self.on_train_start(trainer, pl_module)
+
     def on_save_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         if self._averages:
             # Another callback may save after a step before this callback's own hook has run.

@@ -234,8 +234,7 @@ class RunFolder(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._names_checkpoint = trainer.ckpt_path is not None
-        if self.chosen is not None:
-            run = self.chosen
+        if (run := self.chosen) is not None:
             # With auto only the first rank has compared checksums; all ranks load its choice.
             is_auto = run.ckpt_path and run.notice.startswith("--ckpt_path auto")
             start = "the newest checkpoint" if is_auto else run.ckpt_path

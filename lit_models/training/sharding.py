@@ -69,9 +69,8 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
 def is_compiled(module: nn.Module) -> bool:
     """Return whether torch.compile has compiled any part, in place or by a wrapper."""
     # A check for the wrapper's class would import the compiler, which takes seconds.
-    return any(
-        p._compiled_call_impl is not None or hasattr(p, "_orig_mod") for p in module.modules()
-    )
+    parts = module.modules()
+    return any(p._compiled_call_impl is not None or hasattr(p, "_orig_mod") for p in parts)
 
 
 def planned_layers(

@@ -482,8 +482,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 "tensor_parallel_size does not go with the loss scaler of trainer.precision "
                 "16-mixed, which looks at each rank's part of a gradient; use bf16-mixed."
             )
-        names = ("replicate", "shard", "tensor")
-        cube = make((copies, shards // size, size), mesh_dim_names=names)
+        cube = make((copies, shards // size, size), mesh_dim_names=("replicate", "shard", "tensor"))
         split_layers(module, plan, cube["tensor"])
         for metric in (part for part in module.modules() if isinstance(part, Metric)):
             metric.process_group = replicas.get_group()  # one rank per tensor group

@@ -218,8 +218,7 @@ def test_order_batches_and_fillers_change_no_bit() -> None:
         weight[-1] = 0
         batch = {"sample_id": ids[rows], "weight": weight}
         parts.update(guess[rows][:, None], truth[rows], known[rows], batch)
-    expected, found = (each.measure("val", "price") for each in (whole, parts))
-    assert {n: f.compute() for n, f in found.items()} == {
-        n: f.compute() for n, f in expected.items()
-    }
+    measured = [each.measure("val", "price").items() for each in (whole, parts)]
+    expected, found = ({n: f.compute() for n, f in of_each} for of_each in measured)
+    assert found == expected
     assert not parts.rows.target

@@ -270,3 +270,7 @@ def test_a_resumed_average_is_that_of_the_whole_run(tmp_path):
     whole, cut = map(read_checkpoint, paths)
     for key in ("state_dict", optim.AVERAGED):
         assert all(torch.equal(cut[key][name], value) for name, value in whole[key].items())
+    _, over = fit_averaged(tmp_path / "whole", ckpt_path=paths[0])  # without a step, and tested
+    calls = {"datamodule": ToyData(), "verbose": False, "weights_only": True}
+    found = over.test(over.lightning_module, **calls)
+    assert found == over.test(LitToy(), ckpt_path=paths[0], **calls)
