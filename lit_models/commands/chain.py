@@ -217,7 +217,7 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
         for key in given:
             if key not in known:
                 near = did_you_mean(near_names(str(key), known) or known)
-                raise ValueError(f"stage {name} has the key `{key}`, which there is not.{near}")
+                raise ValueError(f"stage {name} has the unknown key `{key}`.{near}")
     merged = {**values, **changes}
     options = {k: v for one in (values, changes) for k, v in flat(one.get("options") or {})}
     config = merged.get("config") or ()

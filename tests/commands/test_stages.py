@@ -77,7 +77,7 @@ def fit(**values: object) -> dict[str, Any]:
         ({"a": "fit"}, "stage a and its options must be mappings .* got 'fit'"),
         ({"a-2": SUBJECT}, "cannot be called `a-2`: a name has small letters"),
         ({"seed": SUBJECT}, "cannot be called `seed`: .* none of seed, chain"),
-        (fit(divices=2), "stage b has the key `divices`, which there is not. Did you mean devices"),
+        (fit(divices=2), "stage b has the unknown key `divices`. Did you mean devices"),
         ({"a": {"config": DEBUG}}, "stage a: verb must be one of fit, .*, got None"),
         (fit(verb="tst"), "verb must be one of fit, .* got tst. Did you mean test"),
         ({"a": {"verb": "fit"}}, "stage a: fit needs a config"),
