@@ -20,7 +20,7 @@ from tests.occupation_tables import COLUMNS, ROWS, many, module, table
     ("row", "message"),
     [
         (("a", "danisch", "10000", ""), r't.csv:3: language "danisch".*Did you mean "danish"'),
-        (("a", "en", "100001", ""), r't.csv:3: code "100001" has 6 symbols, each'),
+        (("a", "en", "100001", ""), r't.csv:3: code "100001" has 6 symbols, and'),
         (("a", "en", "1000x", ""), r't.csv:3: code "1000x" holds the unknown symbol "x"'),
         (("a", "en", "2110", ""), r't.csv:3: code "2110" .*lost its leading zeros \("02110"\)'),
         (("a", "en", "#N/A", "NA"), r"t.csv:3: .*the row has no code; give it one or drop the row"),
