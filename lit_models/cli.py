@@ -533,7 +533,7 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     classes.check(path, class_path, values)
     known, gone, _ = known_arguments(locate(class_path), values)
     if gone:
-        say_first(f"{path} is of another version, whose {', '.join(gone)} has no effect any more")
+        say_first(f"{path} is of another version; {', '.join(gone)} has no effect any more")
     kept = {name: value for name, value in known.items() if name not in START_ONLY}
     return {"class_path": class_path, "init_args": kept}, step
 

@@ -228,7 +228,7 @@ class Trial:
                 return f"parted first in step {step}; {fault}"
         place = first_difference(one, other, max(self.bounds.values()))
         if steps.get("losses") == step and not place.startswith(("the weight", "the output")):
-            place = "the loss of equal outputs, as a mean of the devices' means is another number"
+            place = "the loss of equal outputs: a mean of the devices' means is not the mean of all"
         return f"parted first in step {step}: {place or 'what is not on tape'}"
 
     def folder_of(self, way: Way) -> Path:

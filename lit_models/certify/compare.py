@@ -108,7 +108,7 @@ def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Compar
         words = [told(name, left.get(name), right.get(name)) for name in beyond[:NUM_WORDS]]
         words += [f"and {len(beyond) - NUM_WORDS} more"] if len(beyond) > NUM_WORDS else []
         if aspect == "metrics" and words and not any(found.words for found in findings):
-            words.append("of the same samples: a mean of means is another number")
+            words.append("of the same samples: a mean of means is not the mean of all")
         steps = [int(name.split()[1].strip(",")) for name in beyond if name.startswith(STEP)]
         is_same = None if bound is None or not gaps else not beyond
         apart = max(gaps.values(), default=math.nan)
@@ -154,7 +154,7 @@ def told(name: str, one: Any, other: Any) -> str:
     }
     words = [f"{now.total()} samples of {before.total()}"]
     if before and now.total() > before.total() and now.total() % before.total() == 0:
-        words[0] += ", as where a batch_size is that of each device"
+        words[0] += ", as if batch_size were per device"
     for what, names in groups.items():
         more = ", …" if len(names) > NUM_NAMES else ""
         words += [f"{len(names)} {what} ({', '.join(names[:NUM_NAMES])}{more})"] if names else []

@@ -52,7 +52,7 @@ class CommandParser(argparse.ArgumentParser):
     """Parser that reports its errors as one-screen usage errors."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. `{self.prog} --help` says what there is.")
+        raise UsageError(f"{message}. `{self.prog} --help` lists the options.")
 
 
 def run_command(name: str, argv: list[str]) -> Any:

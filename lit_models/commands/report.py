@@ -140,9 +140,9 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
             content.update(**json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
         except FileNotFoundError:
             if name != "failure":
-                notes.append(f"There is no {name}.json: what it would say is left out.")
+                notes.append(f"There is no {name}.json: its facts are left out.")
         except (ValueError, TypeError) as error:
-            notes.append(f"{name}.json is damaged ({error}): what it would say is left out.")
+            notes.append(f"{name}.json is damaged ({error}): its facts are left out.")
     run.metrics = _read_metrics(folder / "metrics.csv", max(run.lineage, default=0), notes)
     run.throughput = json_lines(folder / "throughput.jsonl")
     try:

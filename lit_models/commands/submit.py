@@ -229,7 +229,7 @@ def hand_in(files: Sequence[Path], resources: Resources, is_dry: bool) -> list[s
                 if numbers:
                     subprocess.run(["scancel", *numbers], capture_output=True)
                 why = " ".join(done.stderr.split()) if is_slurm else "it says above why"
-                back = f" The jobs before it are taken back: {', '.join(numbers)}." * bool(numbers)
+                back = f" The jobs before it are cancelled: {', '.join(numbers)}." * bool(numbers)
                 raise RuntimeError(
                     f"{command[0]} ended with status {done.returncode}: {why or 'it does not say'}."
                     f" Its file is {file}; call `unisono submit` again with other options.{back}"

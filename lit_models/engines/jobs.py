@@ -102,7 +102,7 @@ class Resources:
             able = USERS.get(field.name, TAKERS)
             if value != field.default and self.target not in able:
                 raise UsageError(
-                    f"{option} has no effect on a job for {self.target}, but for "
+                    f"{option} has no effect for --target={self.target}, only for "
                     f"{', '.join(able)}: leave it out, or give another --target."
                 )
             if isinstance(value, int) and value < 1:
@@ -133,7 +133,7 @@ class Resources:
             )
         if self.storage and not re.fullmatch(r"\S+:/\S+", self.storage):
             raise UsageError(
-                f"--storage={self.storage} must be what is mounted and the folder where, such as "
+                f"--storage={self.storage} must be a volume and the folder to mount it at, such as "
                 "my-volume:/data."
             )
         if self.most > 1 and "://" in (self.storage or ""):

@@ -573,7 +573,7 @@ async def lens_view(shelf: Shelf, args: PageArguments) -> None:
                 where = (data, given, event.value - len(pieces), heat.value or 0)
                 said, fve = await shelf.compute(module.reading, *where)
                 facts((name, f"{text} (FVE {fve[name]:.3f})") for name, text in said.items())
-                words("p", "FVE of the activation as controls rebuild it", "note")
+                words("p", "FVE of the activation rebuilt from each control", "note")
                 facts((name.replace("_", " "), f"{fve[name]:.3f}") for name in CONTROLS)
 
         ui.toggle(dict(enumerate(pieces)), on_change=view(explain)).props("unelevated")
@@ -678,9 +678,9 @@ class Guard:
         size = asked.headers.get("content-length", "0" if brings_nothing else "")
         answer: Response | None = None
         if origin is not None and origin.partition("://")[2] != asked.headers.get("host"):
-            answer = PlainTextResponse(f"A page of {origin} may not ask this one.", 403)
+            answer = PlainTextResponse(f"A page of {origin} may not query this one.", 403)
         elif not (size.isdecimal() and int(size) <= MOST_BYTES):
-            answer = PlainTextResponse(f"An upload says its length: at most {MOST_BYTES:,}.", 413)
+            answer = PlainTextResponse(f"An upload needs a length, at most {MOST_BYTES:,}.", 413)
         elif token and compare_digest(given.encode(), token):
             answer = RedirectResponse("/" + scope["path"].lstrip("/"))  # "//name" is another site
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")

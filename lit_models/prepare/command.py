@@ -212,7 +212,7 @@ class Preparation:
         if not (self.to / "manifest.json").exists():
             if self.kind == "slurm":
                 self.executors["finish"].run()  # submits those before it, too
-                say(f"The jobs are submitted; the same command says what is in {self.to}.")
+                say("The jobs are submitted; when they end, the same command shows the audit.")
                 return 0
             for name, executor in self.executors.items():
                 try:

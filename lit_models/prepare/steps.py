@@ -160,8 +160,8 @@ class WithoutTests(BaseFilter):
                 found |= dict.fromkeys(self.hashes(text), path.name)
             if len(found) == before:
                 raise ValueError(
-                    f"filters.WithoutTests: {path} has no {self.n_grams} words in a row that no "
-                    "test before it has; lower n_grams, or leave it out."
+                    f"filters.WithoutTests: {path} adds no {self.n_grams} words in a row to "
+                    "the tests before it; lower n_grams, or leave it out."
                 )
         return found
 

@@ -91,8 +91,7 @@ def test_two_ranks_and_a_resume_on_one_are_the_run_of_one_device(tmp_path: Path)
             {"1-0": start((1, [*"abcdefgh"], 4.0), (2, [*"ef"], 1.0)) + evaluated()},
             "samples",
             "NOT",
-            "step 1: 8 samples of 4, as where a batch_size is that of each device, 4 not its own "
-            "(e, f, g, …)",
+            "step 1: 8 samples of 4, as if batch_size were per device, 4 not its own (e, f, g, …)",
         ),
         (  # of losses 3, 3, 3, 7, the means of two ranks that hold three and one
             {
@@ -107,7 +106,7 @@ def test_two_ranks_and_a_resume_on_one_are_the_run_of_one_device(tmp_path: Path)
             {"1-0": start((1, [*"abcd"], 4.0), (2, [*"ef"], 1.0)) + evaluated(value=0.6)},
             "metrics",
             "NOT 2e-01",
-            "of the same samples: a mean of means is another number",
+            "of the same samples: a mean of means is not the mean of all",
         ),
         (
             {"1-0": start((1, [*"abcd"], 4.0), (2, [*"ef"], 1.0)) + evaluated(answer="2")},

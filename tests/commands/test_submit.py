@@ -328,7 +328,7 @@ def test_where_sbatch_refuses_one_job_none_is_left(chain) -> None:
     Path("most.txt").write_text("2")
     output = chain(status=1)
     assert "sbatch ended with status 1: sbatch: error: no such account. Its file is" in output
-    assert "The jobs before it are taken back: 70, 71." in output
+    assert "The jobs before it are cancelled: 70, 71." in output
     assert Path("cancelled").read_text() == "70 71\n"
 
 

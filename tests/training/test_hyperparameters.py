@@ -249,7 +249,7 @@ def test_an_option_that_only_another_version_has_is_told_and_has_no_effect(done,
     content["hyper_parameters"]["lr_scaling"] = "none"
     torch.save(content, path)
     output = done("validate", "--config=toy.yaml", f"--ckpt_path={path}")
-    assert "whose lr_scaling=none has no effect any more" in " ".join(output.split())
+    assert "another version; lr_scaling=none has no effect any more" in " ".join(output.split())
     export(path, to=Path("exported"), trust_checkpoint=True)
     with pytest.warns(UserWarning, match="of another version, whose lr_scaling=none has no effect"):
         module = LitToy.from_exported("exported", trust_checkpoint=True)
