@@ -156,6 +156,7 @@ def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = 
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
         hint = f'Did you mean "{path.parent / near[0]}"?' if near else "Name a file that is there."
+        hint = f'Name several as a list: "[{path}]".' if "," in path.name else hint
         raise FileNotFoundError(f"{option}: {path} does not exist. {hint}")
     if kind_of(path) not in suffixes:
         raise ValueError(
@@ -280,7 +281,7 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
     if twice:
         raise ValueError(
             f'{path}: the column name "{twice[0]}" occurs {names.count(twice[0])} times in the '
-            "header; every column needs a name of its own."
+            "header; name each column, and delete empty columns and a title above the header."
         )
     return names, dialect
 

@@ -121,7 +121,7 @@ class LabelReader:
         if kind == "regression" or (kind == "ordinal" and self.is_open):
             value = _number(cell)
             if value is None or not math.isfinite(value):
-                raise self._fault(cell, "must be a finite number, such as 3.5.")
+                raise self._fault(cell, "must be a finite number such as 3.5, not 1,234 or 5%.")
             if kind == "ordinal" and not value.is_integer():
                 raise self._fault(cell, "must be a whole number, or one of the option classes.")
             return [value]

@@ -37,7 +37,7 @@ BEIR_SUFFIXES = (".jsonl", ".tsv", ".txt")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 PAGE_SUFFIXES = (*HTML_SUFFIXES, ".md", ".txt")
 QUERY_TABLES = (*JSON_SUFFIXES, ".csv", ".tsv", ".xlsx", ".parquet")
-QUERY_COLUMNS = ("query", "question", "search", "text")
+QUERY_COLUMNS = ("query", "question", "search", "text", "keyword")
 PAGE_COLUMNS = ("page", "pages", "url", "address", "document", "relevant")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$", re.MULTILINE)
 # Front matter of Jekyll, Hugo and others: keys and indented values between two rules.
@@ -302,8 +302,7 @@ def query_rows(path: Path, bad_rows: BadRows) -> Iterator[QueryRow]:
         query, id = value_of(row, QUERY_COLUMNS), value_of(row, ("_id", "id"))
         try:
             if not isinstance(query, str) or not query.strip():
-                names = ", ".join(map(str, row)) or "nothing"
-                rule = f"the row has no {' or '.join(QUERY_COLUMNS)}; it has {names}."
+                rule = f"the row has no {' or '.join(QUERY_COLUMNS)}; it has {', '.join(row)}."
                 raise RowFault("columns", "", rule)
             check_characters(f"{query}{id}")
             page, grade = value_of(row, PAGE_COLUMNS), value_of(row, GRADE_NAMES)
@@ -313,8 +312,9 @@ def query_rows(path: Path, bad_rows: BadRows) -> Iterator[QueryRow]:
 
 
 def value_of(row: dict[str, Any], names: Sequence[str]) -> Any:
-    """Return the first non-empty value of these columns, else `None`."""
-    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+    """Return the first non-empty value of these columns, in capitals or not, else `None`."""
+    lower = {name.lower(): value for name, value in row.items()}
+    return next((lower[name] for name in names if lower.get(name) not in (None, "")), None)
 
 
 class PagesReader:

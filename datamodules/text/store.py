@@ -246,8 +246,9 @@ class TokenRequest(CorpusRequest):
             for values in (stream.tokens, stream.starts, stream.num_positions):
                 content.update(values.data)
         num_tokens = sum(len(stream.tokens) for stream in streams)
-        said = f"Tokenised {len(parts):,} documents, {num_tokens:,} tokens, in "
-        said += f"{time.monotonic() - started:.1f} s"
+        num_files = sum(map(len, self.files.values()))
+        said = f"Tokenised {len(parts):,} documents of {num_files:,} files, {num_tokens:,} tokens, "
+        said += f"in {time.monotonic() - started:.1f} s"
         if empty:
             said += f"; {len(empty):,} documents without a text are left out, the first at "
             said += empty[0]

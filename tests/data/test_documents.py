@@ -67,6 +67,7 @@ def test_missing_files_and_folders_without_text_are_named(tmp_path):
     (tmp_path / "corpus.txt").write_text("x")
     for names, message in (
         (["empty"], r"data.train_files: the folder .*empty holds no text"),
+        (["a.txt,b.txt"], r'Name several as a list: "\[.*a.txt,b.txt\]"'),
         (["corpsu.txt"], r'corpsu.txt does not exist. Did you mean ".*corpus'),
         (["empty/notes.md"], r'notes.md ends in ".md", which is none of .txt, .jsonl'),
         (["corpus.txt", "."], r"data.train_files names .*corpus.txt twice"),

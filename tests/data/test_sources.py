@@ -180,6 +180,7 @@ def test_a_structured_parquet_column_is_refused(tmp_path):
         ("t.csv", "text\ra\rb\r", r"t.csv:1: .*carriage return .*by a line feed where all"),
         ("t.csv", 'text,"code\na,1\n', r"t.csv:1: the header cannot be read: a quote opens"),
         ("t.csv", "text,text\na,1\n", r'the column name "text" occurs 2 times'),
+        ("t.csv", "A list;;\ntext;code;\n", r'"" occurs 2 times .* a title above the header'),
         ("t.parquet", b"PAR1 is not enough", r"t.parquet is damaged or no parquet file"),
     ],
 )

@@ -106,7 +106,7 @@ def test_documents_without_text_are_counted_and_said(tmp_path, caplog):
     path = text_file(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": " "}\n{"text": null}\n')
     assert len(request([path]).open().stream(TRAIN).hashes) == 1
     (said,) = caplog.messages
-    assert said.startswith("Tokenised 1 documents, 3 tokens, in ")
+    assert said.startswith("Tokenised 1 documents of 1 files, 3 tokens, in ")
     assert said.endswith(f"; 2 documents without a text are left out, the first at {path}:2.")
 
 

@@ -177,7 +177,7 @@ def test_a_folder_of_pages_is_learnt_and_searched(config, table, own_folder, don
         some = " ".join(words[(i + step) % 10] for step in range(1 + i // 10, 5))
         page = f"<title>{words[i % 10]} number {i}</title><p>It is sold.<p>Of {some} by weight."
         (own_folder / "site" / f"p{i}.html").write_text(page)
-    lines = ["query;page", *(f"{words[i % 10]} {words[(i + 2) % 10]};p{i}.html" for i in range(20))]
+    lines = ["Query;Page", *(f"{words[i % 10]} {words[(i + 2) % 10]};p{i}.html" for i in range(20))]
     (own_folder / "site" / "queries.csv").write_text("\n".join(lines))
     (own_folder / "asked.txt").write_text("glass ink\n")
     folder = ["--config", f"seo/{config}.yaml", "--data.collection.folder=site"]
