@@ -32,8 +32,8 @@ def run(argv: list[str]) -> int | None:
         configs = "\n".join(f"  {name}" for name in shipped_configs())
         print(
             "usage: unisono COMMAND --config FILE [--config FILE …] [--KEY=VALUE …]\n\n"
-            "One YAML file describes a run; later files and options on the command line win.\n"
-            "`unisono COMMAND --help` shows the options that are used most, --print_config all.\n\n"
+            "A YAML file describes a run; later files, then command-line options override it.\n"
+            "`unisono COMMAND --help` shows the main options, --print_config all of them.\n\n"
             f"commands:\n{lines}\n\nshipped configs:\n{configs}"
         )
         return 0 if argv else 2

@@ -71,22 +71,22 @@ usage: unisono {} --config FILE [--config FILE …] [--KEY=VALUE …]
 
   --data.train_files=FILES           training files
   --data.predict_files=FILES         files to predict
-  --data.columns.text=NAME           column of the text
-  --data.global_batch_size=N         samples of a step
-  --model.pretrained=FOLDER          a Hugging Face model
-  --model.init_from=CKPT             weights to begin with
+  --data.columns.text=NAME           column with the text
+  --data.global_batch_size=N         samples of a step, over all devices
+  --model.pretrained=FOLDER          a Hugging Face model to start from
+  --model.init_from=CKPT             a checkpoint of another run to start from
   --model.optimizer.lr=RATE          learning rate
   --trainer.max_epochs=N             passes over the data
-  --trainer.devices=N                on each machine
+  --trainer.devices=N                devices on each machine
   --trainer.strategy=NAME            ddp, ddp_spawn, fsdp
-  --trainer.precision=NAME           left out: bf16-mixed on GPUs, else 32-true
-  --trainer.default_root_dir=FOLDER  of the run
-  --ckpt_path=auto                   go on with the newest checkpoint
-  --seed_everything=N                seed
+  --trainer.precision=NAME           default: bf16-mixed on GPUs, else 32-true
+  --trainer.default_root_dir=FOLDER  run folder
+  --ckpt_path=auto                   continue from the newest checkpoint
+  --seed_everything=N                random seed
 
-All keys with their values: --print_config. What they mean: --help=all, of a
-class --model.help=CLASS, --data.help=CLASS. Shipped configs: `unisono --help`.
-From other programs: lit_models/migration.md. On Ray: lit_models/engines."""
+--print_config shows all keys with their values, --help=all what they mean,
+--model.help=CLASS and --data.help=CLASS those of a class. Shipped configs:
+`unisono --help`. Flags of other programs: lit_models/migration.md."""
 
 
 class UnisonoParser(LightningArgumentParser):

@@ -17,17 +17,17 @@ from lit_models.config_files import did_you_mean, find_config, load_yaml, one_wo
 from lit_models.errors import UsageError, unknown_option, usage_errors
 
 COMMANDS = {  # name -> module of its function, description
-    "certify": ("certify.command", "prove that a configuration is the same run on any devices"),
+    "certify": ("certify.command", "prove that a configuration gives the same run on any devices"),
     "chain": ("commands.chain", "run stages one after the other, each on its own devices"),
     "check": ("commands.plan", "audit the data without training; exit status 1 on errors"),
-    "doctor": ("commands.doctor", "look whether machine, job and process group are sound"),
+    "doctor": ("commands.doctor", "check machine, job and process group before a run"),
     "evaluate": ("evaluate.command", "run tasks of lm-eval on a language model, on any devices"),
-    "export": ("commands.export", "write a checkpoint as safetensors and JSON that run alone"),
+    "export": ("commands.export", "write a checkpoint as safetensors and JSON, for use elsewhere"),
     "plan": ("commands.plan", "show steps, rates and memory on several device counts"),
-    "prepare": ("prepare.command", "make shards of tokens from texts, on one machine or many"),
-    "replay": ("commands.replay", "rebuild one optimizer step of a run on one device"),
-    "report": ("commands.report", "write one HTML page on a run, or on two runs side by side"),
-    "show": ("page.app", "open a page in the browser on runs and models"),
+    "prepare": ("prepare.command", "turn texts into shards of tokens, on one machine or many"),
+    "replay": ("commands.replay", "repeat one optimizer step of a run on one device"),
+    "report": ("commands.report", "write an HTML page about a run, or two runs side by side"),
+    "show": ("page.app", "browse and use runs and models on a page in the browser"),
     "submit": ("commands.submit", "write a job for SLURM or another cluster, and submit it"),
     "verify": ("commands.verify", "prove from the ledger which samples a run used"),
 }
