@@ -205,7 +205,8 @@ class BagEncoder(TextEncoder):
         weights = self.log_weights(input_ids).squeeze(-1).exp() * (1 + times.log()) / times
         if self.pooling != "mean" or self.keeps_tokens:
             return self.pooled(self.vectors(input_ids) * weights[..., None], attention_mask)
-        weights = weights * (attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1))
+        mask = attention_mask.to(table)  # the default type may be another in a backward pass
+        weights = weights * (mask / attention_mask.sum(1, keepdim=True).clamp(min=1))
         # On a GPU, PyTorch has no half-precision gradient of per_sample_weights.
         options = {"per_sample_weights": in_float32(weights)}
         return F.embedding_bag(input_ids, in_float32(table), mode="sum", **options).to(table)

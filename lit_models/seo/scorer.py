@@ -72,8 +72,7 @@ class LitTextScorer(EncodedTextModule):
             name: Head(facts, self.options[name].loss_of(name, facts["kind"]), encoder.width)
             for name, facts in declared.items()
         }
-        learns = self.task_weights == "uncertainty"
-        return TextScorer(encoder, heads, learns)
+        return TextScorer(encoder, heads, self.task_weights == "uncertainty")
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         head = name.split(".")[2].removeprefix(PREFIX)  # network.heads.head_a.output.weight

@@ -412,7 +412,8 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
                 "torch's ReduceLROnPlateau does not name the metric that it follows; "
                 "lightning.pytorch.cli.ReduceLROnPlateau does: monitor, such as val/loss."
             )
-        config = {"scheduler": schedule, "monitor": monitor}  # after each epoch
+        every = module.trainer.check_val_every_n_epoch or 1  # else its metric may be missing
+        config = {"scheduler": schedule, "monitor": monitor, "frequency": every}
         return {"optimizer": optimizer, "lr_scheduler": config}
     if isinstance(schedule, WarmupDecay) and schedule.total_steps is None:
         steps = budgeted_steps(module.trainer)

@@ -124,8 +124,7 @@ class Throughput(Callback):
     def _end_interval(self, trainer: Trainer) -> None:
         """Prepare the line of the interval that ends here, and begin the next."""
         seconds = max(time.perf_counter() - self._begun, 1e-9)
-        loader: Any = trainer.train_dataloader
-        data_s = getattr(loader, "wait_s", 0.0) - self._loader_before
+        data_s = getattr(trainer.train_dataloader, "wait_s", 0.0) - self._loader_before
         steps_s = max(0.0, seconds - data_s - self._evaluation_s)
         split = {"data": data_s, "evaluation": self._evaluation_s, "steps": steps_s}
         line: dict[str, Any] = {

@@ -15,6 +15,9 @@ from datamodules.text.encoding import TextEncoding
 from tests.seo.retrieval_collection import write_collection
 
 NO_SPLIT = Split(validation_share=0, test_share=0)
+NO_QUERY = r"no query is judged for validation; name its judgem"
+NOT_JUDGED = r'negatives.source is "judged", but no document was judged and found'
+RUN = {"negatives": HardNegatives(2, "run", run="no.trec"), "mix": TrainingMix(sentences=1)}
 
 
 @pytest.fixture(autouse=True)
@@ -26,37 +29,23 @@ def no_tokens(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_CACHE", str(own_folder / "cache"))
 
 
-def collection_without(folder: Path, part: str) -> CollectionRequest:
-    (write_collection(folder) / "qrels" / f"{part}.tsv").unlink()
-    return CollectionRequest(str(folder), split=NO_SPLIT)
-
-
-@pytest.mark.parametrize("family", [RetrievalDataModule, RankingDataModule])
-def test_a_part_without_judgements(tmp_path, family):
-    data = family(collection=collection_without(tmp_path / "files", "validation"))
-    with pytest.raises(ValueError, match=r"no query is judged for validation; name its judgem"):
-        data.prepare_data()
-
-
-def test_nothing_to_train_on(tmp_path):
-    data = RetrievalDataModule(collection=collection_without(tmp_path / "files", "train"))
-    with pytest.raises(ValueError, match=r"there is no pair to train on.*mix\.sentences"):
-        data.prepare_data()
-
-
 @pytest.mark.parametrize(
-    ("negatives", "message"),
+    ("family", "part", "options", "message"),
     [
-        (HardNegatives(2, "run", run="no.trec"), r"data.negatives.run: no.trec does not exist"),
-        (HardNegatives(2), r'negatives.source is "judged", but no document was judged and found'),
+        (RetrievalDataModule, "validation", {}, NO_QUERY),
+        (RankingDataModule, "validation", {}, NO_QUERY),
+        (RetrievalDataModule, "train", {}, r"there is no pair to train on.*mix\.sentences"),
+        (RetrievalDataModule, "train", RUN, r"data.negatives.run: no.trec does not exist"),
+        (RetrievalDataModule, "train", {**RUN, "negatives": HardNegatives(2)}, NOT_JUDGED),
     ],
 )
-def test_negatives_that_are_not_there(tmp_path, negatives, message):
-    request = collection_without(tmp_path / "files", "train")
-    mix = TrainingMix(sentences=1)
-    data = RetrievalDataModule(collection=request, negatives=negatives, mix=mix)
+def test_a_part_without_judgements_and_negatives_that_are_not_there(
+    tmp_path, family, part, options, message
+):
+    (write_collection(tmp_path / "files") / "qrels" / f"{part}.tsv").unlink()
+    request = CollectionRequest(str(tmp_path / "files"), split=NO_SPLIT)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        data.prepare_data()
+        family(collection=request, **options).prepare_data()
 
 
 def scored(tmp_path: Path, rows: str, **options: Any) -> ScoredTextDataModule:

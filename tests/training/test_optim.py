@@ -57,9 +57,13 @@ def test_a_schedule_that_follows_a_metric_falls_after_epochs_and_must_name_it(tm
     with pytest.raises(ValueError, match="does not name the metric that it follows"):
         toy_trainer(tmp_path).fit(LitToy(lr_scheduler=schedule), ToyData())
     schedule = partial(cli.ReduceLROnPlateau, monitor="val/loss", **plateau)
-    toy_trainer(tmp_path, max_epochs=3).fit(LitToy(lr_scheduler=schedule), ToyData())
-    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)]
-    assert rates == pytest.approx([0.01 * 0.5**epoch for epoch in range(3) for _ in range(7)])
+    for every in (1, 2):  # epochs between validations
+        folder, options = tmp_path / str(every), {"max_epochs": 3 * every}
+        trainer = toy_trainer(folder, check_val_every_n_epoch=every, **options)
+        trainer.fit(LitToy(lr_scheduler=schedule), ToyData())
+        rates = [line["learning_rate"] for line in ledger_lines(folder)]
+        expected = [0.01 * 0.5**falls for falls in range(3) for _ in range(7 * every)]
+        assert rates == pytest.approx(expected)
 
 
 def test_a_longer_run_follows_its_own_length_after_a_resume(tmp_path):
