@@ -119,7 +119,7 @@ class DecoderLayer(nn.Module):
     def cross_attention(
         self, hidden: Tensor, memory_kv: tuple[Tensor, Tensor], mask: Tensor
     ) -> Tensor:
-        """Return what new positions read from the memory [B x O, T, D]; arguments: `forward`."""
+        """Return what new positions [B x O, T, D] read from the memory; see `forward`."""
         # Queries do not see each other: a record's hypotheses are one long query of its memory.
         query = self.cross_query(hidden)
         query = query.view(len(mask), -1, self.num_heads, hidden.shape[2] // self.num_heads)
@@ -214,7 +214,7 @@ def layer_depths(root: nn.Module, encoder: Any) -> dict[str, int]:
 
 def layer_rates(root: nn.Module, encoder: Any, layer_decay: float) -> dict[str, float]:
     """Return name of each encoder parameter in `root` -> factor of its learning rate: `layer_decay`
-    to the power of its layers below the heads.
+    to the power of its depth, see `layer_depths`.
 
     Raises:
         ValueError: layer_decay outside (0, 1].

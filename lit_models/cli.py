@@ -309,8 +309,8 @@ class UnisonoCLI(LightningCLI):
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         # ExactDropout precedes the default callback Rehearsal, which then uses the run's dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
-        # Ranks compare this digest. Another torch may compute other bits; what each rank chooses
-        # by its own GPU is left out.
+        # Ranks compare this digest: another torch may compute other bits, and each rank chooses
+        # by its own GPU a strategy or precision that is not given.
         facts = [self.config_text, runs.code_facts(), f"{torch.__version__} {name} {precision}"]
         choice = replace(self.choice, digest=digest_of(facts)[:12])
         own += [*self._default_callbacks(), runs.RunFolder(choice)]

@@ -222,7 +222,7 @@ def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
     `prefix` precedes them on the command line."""
     group, _, last = name.rpartition(".")
     family = [k for k in valid if k.rpartition(".")[0] == group] or valid
-    # `valid` lacks options of a class that is not named yet: for a wrong group, correct it alone.
+    # `valid` lacks options of a class that is not named yet: then only the group is corrected.
     near = [f"{g}.{last}" for g in near_names(group, valid)[:1] if group not in valid]
     near += [k for k in family if k.rpartition(".")[2].startswith(last)]
     near = list(dict.fromkeys(near + near_names(name, family) + near_names(name, valid)))
@@ -245,7 +245,7 @@ def _bad_value(key: str, detail: str) -> str:
         try:
             loaded = importlib.import_module(home)
         except Exception as error:
-            if not f"{home}.".startswith(f"{getattr(error, 'name', None)}."):  # it fails itself
+            if not f"{home}.".startswith(f"{getattr(error, 'name', None)}."):  # exists, but fails
                 what = "".join(traceback.format_exception(error, limit=-1, chain=False)[1:])
                 return f"{key}: {name} cannot be imported, install or mend it:\n{what}"
             continue

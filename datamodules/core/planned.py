@@ -239,7 +239,7 @@ class PlannedLoader:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What `ExactModule` tells the datamodule about the model, before the data are read."""
+    """What `ExactModule` tells its datamodule before data are read, and with the recipe again."""
 
     # Plain values from which the network is built; `None` for a new network.
     recipe: dict[str, Any] | None = None
@@ -368,7 +368,7 @@ class PlannedDataModule(LightningDataModule):
             )
         return recipe
 
-    tests_after_fit = False  # as `unisono fit` does; training then checks the test split, too
+    tests_after_fit = False  # set by --test_after_fit: fit then also builds the test split
 
     def wanted_stages(self, stage: str) -> list[Stage]:
         """Return the splits that a trainer's call reads: with `limit_val_batches: 0` no
@@ -553,7 +553,7 @@ class PlannedDataModule(LightningDataModule):
         }
 
     def _trainer_stage(self) -> str:
-        """Return the verb of the trainer's call, such as "fit", also without a trainer."""
+        """Return the verb of the trainer's call, "fit" if there is none."""
         fn = None if self.trainer is None else self.trainer.state.fn
         return "fit" if fn is None else fn.value
 

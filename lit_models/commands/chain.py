@@ -1,7 +1,7 @@
 """Chains: stages that run one after the other, each on its own devices.
 
 A stage is a command that writes to CHAIN/STAGE. Its record, CHAIN/chain/STAGE.json, holds what
-decides its output, among it the digests of the stages that it reads, so that the output of an older
+decides its output, with the digests of the stages that it reads, so that the output of an older
 chain is never mistaken for a new one.
 """
 

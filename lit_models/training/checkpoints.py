@@ -85,7 +85,7 @@ class Saves(threading.local):
         self.settle(waits=not in_background)
 
     def settle(self, waits: bool = True) -> None:
-        """Wait for the save under way, unless `waits` is false; if it is done, raise its error."""
+        """Wait for the save under way unless `waits` is false; raise the error of a save, once."""
         if self.writing is not None and (waits or self.writing.done()):
             self.writing.exception()  # after an interrupt here, another call can wait again
             writing, self.writing = self.writing, None
@@ -121,7 +121,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the undamaged checkpoint at rank 0's path, which a group maps; a collective."""
+        """Return the checkpoint at rank 0's path, checked and, in a group, mapped; a collective."""
         has_group = dist.is_available() and dist.is_initialized()
         paths = [path]
         if has_group:
@@ -215,7 +215,7 @@ def read_checkpoint(
         return read_exported(path, classes)
     own = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     has_shards = own == path and any((*path.glob("*.pt"), *path.glob("*.safetensors")))
-    if not path.exists() or (own.is_dir() and not has_shards):  # a folder of runs
+    if not path.exists() or (own.is_dir() and not has_shards):  # a run, or runs
         home = own if own.is_dir() else path.parent
         near = sorted(p.name for p in home.glob("*.ckpt"))
         there = "A run keeps its own in runs/NAME/checkpoints."
@@ -433,7 +433,7 @@ class LastCheckpoint(Callback):
     """Saves `checkpoints/last.ckpt` after optimizer steps; `previous.ckpt` is the one before.
 
     Lightning's ModelCheckpoint refuses to combine steps and minutes, and does not renew `last`
-    while the monitored metric gets worse. Minutes are rank 0's; the ledger tells the other ranks.
+    while the monitored metric gets worse. Rank 0's clock counts; the ledger tells the others.
 
     Args:
         every_n_steps: optimizer steps between saves; `None` switches this off.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lit_models.training.metrics import hash_ids
 
 _MIX_1, _MIX_2 = -1640531535, -2048144777  # odd; 2654435761 and 2246822519 as signed (xxHash32)
-_CHANNELS, _MOST_AXES = -1, 8  # index of the channel axis; most other axes in compiled code
+_CHANNELS, _MOST_AXES = -1, 8  # index of the channel axis; limit of other axes if compiled
 
 
 def mixed(*parts: int | Tensor) -> Tensor:

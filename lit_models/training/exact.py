@@ -62,7 +62,7 @@ class ExactModule(LightningModule):
     tables_of: ClassVar[tuple[str, ...]] = ()
     # Whether every rank calls each block equally often in a training step.
     calls_blocks_evenly: ClassVar[bool] = True
-    # Evaluation steps in which ranks may not, such as text generation: fsdp gathers all blocks.
+    # Evaluation steps where these numbers may differ, as in generation: fsdp gathers all blocks.
     uneven_steps: ClassVar[tuple[str, ...]] = EVALUATION_STEPS
     # Whether every training step gives every trainable parameter a gradient.
     reaches_all_parameters: bool = True
@@ -225,9 +225,9 @@ class ExactModule(LightningModule):
     def configure_model(self) -> None:
         """Build the network once its recipe is known; a family overrides `build` instead.
 
-        Lightning calls it on the GPU for one device and ddp, on the host for fsdp, and in the
-        precision of the run: the same seed would give different initial weights. The network is
-        therefore built in float32 on the host, then converted, and moved by the strategy.
+        Lightning calls it with the GPU as default device under one device and ddp, the host under
+        fsdp, and in the run's precision: one seed would give different initial weights. So the
+        network is built in float32 on the host, then converted, and moved by the strategy.
         """
         if self.recipe is None:
             return

@@ -44,8 +44,8 @@ class Preemption(Callback):
 
     The signal sets a flag in the ledger's vector, which all ranks read together. Lightning's way, a
     broadcast in the signal handler, hangs if ranks are at different places. A second SIGINT ends
-    the run at once, after a save under way. The exit status comes from the reason in the ledger: a
-    stopped process ignores SIGUSR1, which job scripts repeat, as it would replace that status.
+    the run at once, after a save under way. The reason in the ledger decides the exit status; a
+    stopped process ignores SIGUSR1 to its end: job scripts repeat it, and it would replace that.
     """
 
     received: signal.Signals | None = None
@@ -204,8 +204,8 @@ class FailureReport(Callback):
     The failing rank writes `failure.json`, in an evaluation `failure-VERB.json`, and adds a note to
     its error; other ranks do not report that they lost the connection to it. With several processes
     and one of this project's strategies, a rank that makes no progress for
-    `trainer.strategy.timeout` writes its stack to `stacks/rank-N.txt` and ends. There is no limit
-    for preparing data, before the first batch, and for merging predictions.
+    `trainer.strategy.timeout` writes its stack to `stacks/rank-N.txt` and ends. Preparing data, the
+    time before the first batch and merging predictions have no limit.
     """
 
     _place: dict[str, Any] = {}

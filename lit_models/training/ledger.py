@@ -171,7 +171,7 @@ def complete_lines(path: Path) -> list[Row]:
 
 
 def stop_reason(run: Path) -> str | None:
-    """Return the signal that stopped the newest attempt of a run, `None` if none did."""
+    """Return the signal on which the newest attempt of a run saved and stopped, else `None`."""
     rows = json_lines(run / FILE_NAME)
     return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
@@ -365,7 +365,7 @@ class Ledger(Callback):
         self._pending = None
         not_finite, stop, save, *values = vector.read()
         limbs, (samples, loss, *pairs) = values[:_NUM_LIMBS], values[_NUM_LIMBS:]
-        # Limbs are sums over micro-batches and may exceed 21 bits: join them with carry.
+        # Limbs are sums over micro-batches and ranks, which may exceed 21 bits: join with carry.
         digest = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(limbs)) & _DIGEST_MASK
         counts = dict(zip(term_names, pairs[1::2], strict=True))
         totals = dict(zip(term_names, pairs[::2], strict=True))

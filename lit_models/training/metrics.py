@@ -28,7 +28,7 @@ class LossSum(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, weight: Tensor) -> "LossSum":
-        """Return the weighted sum of values, and the sum of their weights, both of one shape; half
+        """Return the weighted sum of values, and the sum of the weights of the same shape; half
         precision would round counts above 256 and overflow in sums above 65,504."""
         weight = in_float32(weight)
         return cls((in_float32(values) * weight).sum(), weight.sum())

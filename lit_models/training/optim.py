@@ -284,7 +284,7 @@ class MuonAdamW(Optimizer):
 
 
 def alike(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield lists of parameters of one shape and sharding, each just enough to fill the devices."""
+    """Yield lists of parameters of one shape and sharding, no longer than fills the devices."""
     kinds: dict[Any, list[Tensor]] = {}
     for p in parameters:
         sharding = (p.device_mesh, p.placements) if isinstance(p, DTensor) else None
@@ -333,8 +333,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored state in the order of this optimizer's parameters: matched by position, other
-    groups would get each other's moments. Moments of another optimizer class are dropped."""
+    """Return a stored state in this optimizer's order, matched by name: by position, other groups
+    would get each other's moments. Moments of another optimizer class are dropped."""
     saved_groups, groups = state_dict["param_groups"], optimizer.param_groups
     if not all("param_names" in group for group in [*saved_groups, *groups]):
         return state_dict

@@ -55,7 +55,7 @@ def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         return {"ready": begun, "started": begun, "processed": done, "completed": done}
 
     loop = checkpoint["loops"]["fit_loop"]
-    begun = loop["epoch_progress"]["current"]["started"]  # without a next epoch, only `ready`
+    begun = loop["epoch_progress"]["current"]["started"]  # a next one, only `ready`, starts anew
     epochs = counted(begun, max(0, begun - (not is_whole)))
     loop["epoch_progress"] = {"total": epochs, "current": epochs}
     validated = counted(int(is_due), 0)

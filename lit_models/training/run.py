@@ -125,7 +125,7 @@ def decide(
 
 
 def siblings(root: Path) -> list[Path]:
-    """Return a root's run folders <name>, <name>-2, …, oldest first; none is of another root."""
+    """Return a root's run folders <name>, <name>-2, …, oldest first, but no other root's runs."""
     numbered = [(1, root)] if root.is_dir() else []
     for path in root.parent.glob("*-*/"):
         name, _, number = path.name.rpartition("-")
@@ -188,7 +188,7 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         if own:
             (folder / LOCK_JOB).write_text("\n".join(own), encoding="utf-8")
         _held[folder] = lock, made
-        for path in (folder / "checkpoints").glob(".*.unfinished*"):  # left by killed saves
+        for path in (folder / "checkpoints").glob(".*.unfinished*"):  # of killed saves on any host
             remove(path)
         again = choose() if run.ckpt_path is None else run
         if again.folder == run.folder:
@@ -216,9 +216,9 @@ def _text(path: Path) -> str:
 
 
 class RunFolder(Callback):
-    """Keeps all ranks in one run folder: the one that the command chose, in a script the trainer's
-    `default_root_dir`, which is locked while it trains. A checkpoint path passed to one call of the
-    trainer does not carry over to the next.
+    """Keeps all ranks in one run folder: the one that the command chose or, in a script, the
+    trainer's `default_root_dir`, which it locks during `fit`. A checkpoint path passed to one call
+    of the trainer does not carry over to the next.
 
     Args:
         chosen: run that the command chose on this rank, locked by the first; `None` in a script.
@@ -504,7 +504,7 @@ class AppendingCSVLogger(Logger):
 
 def default_loggers(folder: str, resumed_step: int | None = None) -> list[Logger]:
     """Return the loggers of a run folder: metrics.csv and tensorboard/. Rows after `resumed_step`,
-    the steps in the checkpoint, are replaced."""
+    the checkpoint's step, are replaced."""
     purge = {} if resumed_step is None else {"purge_step": resumed_step + 1}
     board = TensorBoardLogger(folder, name="tensorboard", version="", **purge)
     return [AppendingCSVLogger(folder, resumed_step), board]

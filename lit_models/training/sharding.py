@@ -29,7 +29,7 @@ class TensorSplit:
         style: `columns`: each device has some of the outputs. `rows`: each has some of the inputs,
             and the results are summed. `input`: layers split by columns read the module's first
             argument, and its gradient is summed once for all of them.
-        unit: name of the number of units that are never split, such as `num_heads`.
+        unit: name of the setting whose units stay whole on a device, such as `num_heads`.
         count: number of these units; the size of a tensor group must divide it.
     """
 

@@ -325,11 +325,11 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
                 self.load_model_state_dict(*self._restored)
                 self._restored = None
         for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
-            loop.inference_mode = False  # it does not allow to detach sharded tensors
+            loop.inference_mode = False  # in which sharded tensors cannot be detached
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Move the rest to the device, unless `cpu_offload`: torch refuses its shards on a GPU."""
+        """Move what `_fill` has not; not under `cpu_offload`: torch refuses its shards on a GPU."""
         if not self.cpu_offload:
             super().model_to_device()
 
