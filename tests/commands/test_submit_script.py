@@ -28,8 +28,9 @@ echo started >> srun.txt; for i in $(seq 100); do /bin/sleep 0.1; done
 """
 SQUEUE = '#!/bin/bash\necho squeue "$@" >> asked.txt\nexec cat state.txt\n'
 SLEEP = '#!/bin/bash\n[ "$1" = 5 ] || exec /bin/sleep "$1"\n'  # not between two questions
-SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\nexit $REFUSES\n'
+SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\necho "$SHOWN"\nexit $REFUSES\n'
 PYTHON = '#!/bin/bash\necho "$@" > python.txt\nexit $NO_UNISONO\n'
+SHOW = "scontrol show job 7"
 REQUEUED = ["squeue --noheader --jobs=7 --format=%T", "scontrol requeue 7"]
 
 
@@ -106,7 +107,9 @@ def node(tmp_path: Path) -> Node:
 @pytest.mark.parametrize(
     ("environ", "status", "asked"),
     [
-        *(({"STATUS": status}, status, []) for status in (0, 1, 2, 137)),
+        *(({"STATUS": status}, status, []) for status in (0, 1, 2)),
+        ({"STATUS": 137, "SHOWN": "PreemptTime=None"}, 137, [SHOW]),
+        ({"STATUS": 143, "SHOWN": "PreemptTime=2026-11-28T05:52:16"}, 0, [SHOW, *REQUEUED]),
         ({"STATUS": 75}, 0, REQUEUED),
         ({"STATUS": 75, "REFUSES": 1}, 75, REQUEUED),  # not hidden
     ],
@@ -132,9 +135,8 @@ def test_the_warning_is_passed_on_and_the_run_is_waited_for(node, environ, statu
 def test_a_warning_that_is_lost_on_its_way_is_repeated(node: Node) -> None:
     node.write("srun", LOSES)
     node.write("sleep", "#!/bin/bash\nexec /bin/sleep 0.3\n")  # between two warnings
-    assert node.signalled(signal.SIGUSR1) == 0
+    assert (node.signalled(signal.SIGUSR1), node.asked) == (0, REQUEUED)
     assert node.srun == ["started", "lost", "heard"]
-    assert node.asked == REQUEUED
 
 
 def test_the_status_is_that_of_the_run_however_often_the_wait_is_disturbed(node: Node) -> None:
@@ -145,16 +147,15 @@ def test_the_status_is_that_of_the_run_however_often_the_wait_is_disturbed(node:
 
 def test_a_warning_that_comes_before_the_run_can_hear_it_requeues(node: Node) -> None:
     node.write("srun", DEAF)
-    assert node.signalled(signal.SIGUSR1) == 0
-    assert node.asked == REQUEUED
+    assert (node.signalled(signal.SIGUSR1), node.asked) == (0, REQUEUED)
 
 
 @pytest.mark.parametrize(
-    ("signum", "status", "asked"), [(signal.SIGUSR1, 0, REQUEUED), (signal.SIGTERM, 138, [])]
+    ("signum", "status", "asked"), [(signal.SIGUSR1, 0, REQUEUED), (signal.SIGTERM, 138, [SHOW])]
 )
 def test_a_warning_or_a_cancel_during_the_activation_starts_no_run(node, signum, status, asked):
-    assert node.signalled(signum, after="begun", ACTIVATION_S=0.3) == status
-    assert node.asked == asked
+    ended = node.signalled(signum, after="begun", ACTIVATION_S=0.3)
+    assert (ended, node.asked) == (status, asked)
     assert not (node.folder / "srun.txt").exists()
 
 
@@ -168,8 +169,7 @@ def test_an_activation_that_gives_no_unisono_is_noticed(node: Node) -> None:
 
 def test_where_squeue_does_not_answer_the_way_on_is_said(node: Node) -> None:
     node.write("squeue", "#!/bin/bash\necho squeue >> asked.txt\nexit 1\n")
-    assert node.run(STATUS=75) == 75
-    assert node.asked == ["squeue"] * 5
+    assert (node.run(STATUS=75), node.asked) == (75, ["squeue"] * 5)
     assert "job 7 ended with status 75 and is not requeued: squeue does not say" in node.errors
     assert "unisono submit as before, with --trainer.default_root_dir=toy_7\n" in node.errors
 

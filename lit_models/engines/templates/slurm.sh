@@ -43,9 +43,12 @@ repeat() {
 trap pass_on USR1
 trap 'signals=$((signals + 1))' TERM
 
-# 75: the run was asked to stop and has saved. Above 128: the warning came before it could listen.
+# 75: the run was asked to stop and has saved. Above 128: the warning came before it could listen,
+# or SLURM gives the node to another job, which ends a stage that does not train.
 finish() {
   [ -z "$again" ] || kill "$again" 2>/dev/null
+  [ $1 -gt 128 ] && [ $asked = no ] &&
+    scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[0-9]' && asked=yes
   if [ $1 = 75 ] || { [ $asked = yes ] && [ $1 -gt 128 ]; }; then
     for try in 1 2 3 4 5; do
       state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && break
