@@ -241,7 +241,7 @@ class PairDataset(PlannedDataset):
                 "data.negatives.source=run, data.negatives.run and data.negatives.count, or leave "
                 "the distillation out."
             )
-        self.lists, self.taught = lists, lists if DISTILLED in terms else None
+        self.lists, self.teacher_lists = lists, lists if DISTILLED in terms else None
         self.counts = np.array(mix.counts(collection, queries))
         self.ends = np.cumsum(self.counts * [getattr(mix, kind) for kind in KINDS])
         self.document_tokens, self.query_tokens = kept_texts(collection, encoding, queries)
@@ -336,9 +336,9 @@ class PairDataset(PlannedDataset):
             "document": torch.from_numpy(documents.ravel()),
             "known": torch.from_numpy(known),
         }
-        if self.taught is not None:
+        if self.teacher_lists is not None:
             teacher = np.full(documents.shape, np.nan, np.float32)
-            teacher[judged] = self.taught.scores_of(places, documents[judged])
+            teacher[judged] = self.teacher_lists.scores_of(places, documents[judged])
             batch["teacher"] = torch.from_numpy(teacher)
         return batch
 

@@ -45,8 +45,8 @@ class Instruction(NamedTuple):
     @property
     def key(self) -> str:
         """Key of the split: equal for exact duplicates and for samples of one group."""
-        said = self.messages or (self.prompt, self.completion)
-        return self.group or json.dumps(said, sort_keys=True, ensure_ascii=False)
+        content = self.messages or (self.prompt, self.completion)
+        return self.group or json.dumps(content, sort_keys=True, ensure_ascii=False)
 
     @property
     def question(self) -> str:
@@ -150,18 +150,18 @@ class Marker:
     def _answer(self, row: Instruction, i: int, text: str) -> tuple[int, int]:
         """Return start and end (exclusive) of message i, an answer, in the text of its chat."""
         through = self.tokenizer.render(row.messages[: i + 1], tools=row.tools)
-        said = row.messages[i]["content"].strip()
-        if i or not said:
+        content = row.messages[i]["content"].strip()
+        if i or not content:
             before = self.tokenizer.render(row.messages[:i], True, row.tools)
         else:  # no earlier turns to render: the answer starts at its content
-            before = through.partition(said)[0]
+            before = through.partition(content)[0]
         if text.startswith(before):
             start = len(before)
             if text.startswith(through) and through.startswith(before):
                 return start, len(through)
             # Some templates write the last answer differently, with a block for its reasoning.
-            place = text.find(said, start)
-            end = self.special_behind.match(text, place + len(said)) if place >= 0 else None
+            place = text.find(content, start)
+            end = self.special_behind.match(text, place + len(content)) if place >= 0 else None
             if end is not None:
                 return start, end.end()
         raise ValueError(

@@ -197,9 +197,9 @@ def as_messages(values: dict[str, Any]) -> dict[str, Any]:
             raise RowFault("history", str(past), rule)
         parts = [values["instruction"], values.get("input") or ""]
         asking = "\n\n".join(str(part) for part in parts if part)
-        said = [text for pair in [*past, [asking, values.get("output")]] for text in pair]
-        said = said[:-1] if values.get("output") is None else said
-        turns = [{"role": r, "content": text} for r, text in zip(cycle(("user", ASSISTANT)), said)]
+        texts = [text for pair in [*past, [asking, values.get("output")]] for text in pair]
+        texts = texts[:-1] if values.get("output") is None else texts
+        turns = [{"role": r, "content": text} for r, text in zip(cycle(("user", ASSISTANT)), texts)]
     if turns is None:
         return values
     if isinstance(turns, list):

@@ -247,12 +247,12 @@ class TokenRequest(CorpusRequest):
                 content.update(values.data)
         num_tokens = sum(len(stream.tokens) for stream in streams)
         num_files = sum(map(len, self.files.values()))
-        said = f"Tokenised {len(parts):,} documents of {num_files:,} files, {num_tokens:,} tokens, "
-        said += f"in {time.monotonic() - started:.1f} s"
+        line = f"Tokenised {len(parts):,} documents of {num_files:,} files, {num_tokens:,} tokens, "
+        line += f"in {time.monotonic() - started:.1f} s"
         if empty:
-            said += f"; {len(empty):,} documents without a text are left out, the first at "
-            said += empty[0]
-        log.info(said + ".")
+            line += f"; {len(empty):,} documents without a text are left out, the first at "
+            line += empty[0]
+        log.info(line + ".")
         return tokenizer, {"fingerprint": content.hexdigest()[:32], "num_bytes": sizes}
 
     def _stretches(self, parts: np.ndarray) -> Iterator[_Stretch]:

@@ -75,8 +75,8 @@ class Way:
         """What differs; empty if it is the same run. Of samples, losses, norms and weights only the
         first that differs is named, because the others follow from it."""
         training, rest = self.findings[:4], self.findings[4:]
-        told = [found for found in training if found.words][:1] + rest
-        words = [f"{found.aspect}: {word}" for found in told for word in found.words]
+        shown = [found for found in training if found.words][:1] + rest
+        words = [f"{found.aspect}: {word}" for found in shown for word in found.words]
         return [*self.faults, *words, *([self.parted] if self.parted else [])]
 
 
@@ -258,8 +258,8 @@ class Trial:
             status = ran([sys.executable, "-m", PROBE, "fit", *words], log)
             is_killed = status and any((folder / "checkpoints").glob("*.ckpt"))  # even in a save
             if status if number == last else not is_killed:
-                told = log.read_text("utf-8", "replace").rpartition("error: ")[2].split()
-                ends = " ".join(told[-LOG_WORDS:])
+                tail = log.read_text("utf-8", "replace").rpartition("error: ")[2].split()
+                ends = " ".join(tail[-LOG_WORDS:])
                 return f"start {number} ended with status {status}, {log} with: {ends}"
         say(f"{way.name}: {time.monotonic() - begun:.0f} s")
         return ""

@@ -105,7 +105,7 @@ def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Compar
         bound = 0.0 if aspect == "samples" else bounds.get(aspect)
         gaps = {name: distance(left.get(name), right.get(name)) for name in {**left, **right}}
         beyond = [name for name, gap in gaps.items() if bound is not None and gap > bound]
-        words = [told(name, left.get(name), right.get(name)) for name in beyond[:NUM_WORDS]]
+        words = [difference(name, left.get(name), right.get(name)) for name in beyond[:NUM_WORDS]]
         words += [f"and {len(beyond) - NUM_WORDS} more"] if len(beyond) > NUM_WORDS else []
         if aspect == "metrics" and words and not any(found.words for found in findings):
             words.append("of the same samples: a mean of means is not the mean of all")
@@ -136,7 +136,7 @@ def distance(one: Any, other: Any) -> float:
     return abs(one - other) / max(abs(one), 0.001)
 
 
-def told(name: str, one: Any, other: Any) -> str:
+def difference(name: str, one: Any, other: Any) -> str:
     """Return a sentence on how a value differs from the first one."""
     if isinstance(one, Tensor):
         return f"{name}: {distance(one, other):.0e} apart"

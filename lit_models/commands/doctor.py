@@ -276,16 +276,16 @@ def _group(
             is_right.item()  # waits for a GPU
             seconds.append(time.perf_counter() - begin)
         dist.all_reduce(is_right, op=dist.ReduceOp.MIN)
-        told: list[Any] = [None] * world
-        dist.all_gather_object(told, [host, [asdict(d) for d in own if d.level != "ok"]])
+        reports: list[Any] = [None] * world
+        dist.all_gather_object(reports, [host, [asdict(d) for d in own if d.level != "ok"]])
     finally:
         dist.destroy_process_group()
-    for other, (name, faults) in enumerate(told):
+    for other, (name, faults) in enumerate(reports):
         if other != rank:
             own = own + [
                 Diagnosis(**f | {"what": f"{name} (rank {other}): {f['what']}"}) for f in faults
             ]
-    hosts = Counter(name for name, _ in told)
+    hosts = Counter(name for name, _ in reports)
     names = ", ".join(f"{name} ({count})" for name, count in hosts.items())
     own = [*own, Diagnosis("group", "ok", f"{world} ranks by {backend} on {names}")]
     if is_right.item():

@@ -133,7 +133,7 @@ class Case:
         return self.explain(self.activation)
 
     @cached_property
-    def said(self) -> Explanation:
+    def explanation(self) -> Explanation:
         """Explanation for a prediction."""
         if self.best_of == 1:
             return self.greedy
@@ -202,8 +202,8 @@ class Case:
 
         In units of the training variance; 0 if both explanations have the same word there.
         """
-        own, other = self.said.embeddings, self.shuffled.embeddings
-        error = self.error(self.rebuilt(self.said))
+        own, other = self.explanation.embeddings, self.shuffled.embeddings
+        error = self.error(self.rebuilt(self.explanation))
         places = range(own.shape[1])
         changed = (torch.cat([own[:, :i], other[:, i, None], own[:, i + 1 :]], 1) for i in places)
         return torch.stack([self.error(self.read(w)) - error for w in changed], dim=1)
@@ -230,8 +230,8 @@ class Case:
         """
         rows = self.rows()
         controls = torch.stack([self.error(rows[name]()) for name in CONTROLS], dim=1)
-        error = self.error(self.rebuilt(self.said))
-        return {"token_ids": self.said.token_ids, "error": error, "control_errors": controls}
+        error = self.error(self.rebuilt(self.explanation))
+        return {"token_ids": self.explanation.token_ids, "error": error, "control_errors": controls}
 
     def words_in_other_order(self) -> Tensor:
         """Return the greedy explanation's words [B, t, D], shuffled, never in their own order."""

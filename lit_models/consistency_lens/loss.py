@@ -179,13 +179,13 @@ def contrast(lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
     Source: Williams 1992, REINFORCE; Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for
     free!", equation 8.
     """
-    said, rewards, layer = [], [], batch.get("layer")
+    drafts, rewards, layer = [], [], batch.get("layer")
     with no_grad():
         for draw in range(NUM_READINGS):
             key = mixed(batch["noise_key"], READING + draw)
-            said.append(lens.verbalizer.explain(activation, key, layer=layer).token_ids)
-            rewards.append(reward(lens, said[-1], activation, batch["wrong"], layer))
-    words, gained = torch.cat(said), torch.stack(rewards)  # [K * B, t], [K, B]
+            drafts.append(lens.verbalizer.explain(activation, key, layer=layer).token_ids)
+            rewards.append(reward(lens, drafts[-1], activation, batch["wrong"], layer))
+    words, gained = torch.cat(drafts), torch.stack(rewards)  # [K * B, t], [K, B]
     advantage = (gained - gained.mean(0)) * NUM_READINGS / (NUM_READINGS - 1)  # above the others
     layers = None if layer is None else layer.repeat(NUM_READINGS)
     logits = lens.verbalizer(activation.repeat(NUM_READINGS, 1), words, layers)

@@ -378,8 +378,8 @@ class LitConsistencyLens(ExactModule):
                     rows = zip(*map(Tensor.tolist, columns), strict=True)
                     for at, words, sure, cosine, fve in rows:
                         token = tokenizer.decode_continuation([ids[at]], skip_special_tokens=False)
-                        said = (token, tokenizer.decode(words), sure, cosine, fve)
-                        of_text.append(Reading(at, *said, layers[index]))
+                        reading = (token, tokenizer.decode(words), sure, cosine, fve)
+                        of_text.append(Reading(at, *reading, layers[index]))
                 found.append(sorted(of_text, key=lambda one: one.position))  # layers ascend
         return found
 
@@ -429,15 +429,15 @@ class LitConsistencyLens(ExactModule):
         batch |= {"input_ids": ids, "position": torch.tensor([place % ids.shape[1]])}
         batch.pop("activation", None)
         case = self._case(self.transfer_batch_to_device(batch, self.device, 0))
-        said = {"explanation": case.greedy}
+        explained = {"explanation": case.greedy}
         explain = partial(self.lens.verbalizer.explain, layer=case.layer)
         for number, key in enumerate(torch.arange(3, device=self.device).split(1), 1):
-            said[f"sample {number}"] = explain(case.activation, key, spread=spread)
-        ways = {name: partial(case.rebuilt, one) for name, one in said.items()} | case.rows()
+            explained[f"sample {number}"] = explain(case.activation, key, spread=spread)
+        ways = {name: partial(case.rebuilt, one) for name, one in explained.items()} | case.rows()
         whole = case.error(case.mean)
         fve = {name: float(1 - case.error(rebuild()) / whole) for name, rebuild in ways.items()}
-        ids = {name: one.token_ids[0].tolist() for name, one in said.items()}
-        return {name: self.tokenizer.decode(ids[name]) for name in said}, fve
+        ids = {name: one.token_ids[0].tolist() for name, one in explained.items()}
+        return {name: self.tokenizer.decode(ids[name]) for name in explained}, fve
 
     def _case(self, batch: ActivationBatch) -> controls.Case:
         own, other = self.lens.activation(batch), batch.get("other")

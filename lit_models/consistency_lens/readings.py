@@ -26,21 +26,21 @@ def best_reading(
     """
     draws = range(number - 1)
     keys = [None, *(mixed(key, DRAW + draw) for draw in draws)]
-    said = [lens.verbalizer.explain(activation, one, layer=layer) for one in keys]
+    drafts = [lens.verbalizer.explain(activation, one, layer=layer) for one in keys]
     if not draws:
-        return said[0]
-    rebuilt = [lens.reconstructor(one.embeddings, layer) for one in said]
+        return drafts[0]
+    rebuilt = [lens.reconstructor(one.embeddings, layer) for one in drafts]
     errors = torch.stack([(in_float32(r) - activation).square().sum(-1) for r in rebuilt])  # [k, B]
     best, rows = errors.argmin(0), torch.arange(len(activation), device=activation.device)
-    return Explanation(*(torch.stack(each)[best, rows] for each in zip(*said, strict=True)))
+    return Explanation(*(torch.stack(each)[best, rows] for each in zip(*drafts, strict=True)))
 
 
 def worth(
-    lens: Lens, true: Tensor, said: Explanation, layer: Tensor | None = None
+    lens: Lens, true: Tensor, explanation: Explanation, layer: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return confidence, cosine and fve [B] of explanations, as in `Reading`."""
-    chosen = said.logits.log_softmax(-1).gather(2, said.token_ids[..., None])
-    one, rebuilt = true.double(), lens.reconstructor(said.embeddings, layer).double()
+    chosen = explanation.logits.log_softmax(-1).gather(2, explanation.token_ids[..., None])
+    one, rebuilt = true.double(), lens.reconstructor(explanation.embeddings, layer).double()
     mean = of_layer(lens.mean, layer).double()
     error, spread = ((one - guess).square().sum(-1) for guess in (rebuilt, mean))
     return chosen.mean((1, 2)).exp(), F.cosine_similarity(rebuilt, one), 1 - error / spread

@@ -571,8 +571,8 @@ async def lens_view(shelf: Shelf, args: PageArguments) -> None:
             shown.clear()
             with shown:
                 where = (data, given, event.value - len(pieces), heat.value or 0)
-                said, fve = await shelf.compute(module.reading, *where)
-                facts((name, f"{text} (FVE {fve[name]:.3f})") for name, text in said.items())
+                texts, fve = await shelf.compute(module.reading, *where)
+                facts((name, f"{text} (FVE {fve[name]:.3f})") for name, text in texts.items())
                 words("p", "FVE of the activation rebuilt from each control", "note")
                 facts((name.replace("_", " "), f"{fve[name]:.3f}") for name in CONTROLS)
 

@@ -215,13 +215,13 @@ def _check_head(report: PageReport, tree: "LexborHTMLParser") -> None:
         rule = "the canonical links name different addresses"
         report.add("canonical", rule, elements[1], ", ".join(links[:MOST_FINDINGS]))
     report.facts["canonical"] = links[0] if links and targets[0] is not None else None
-    told = defaultdict(list)
+    robots = defaultdict(list)
     for element in tree.css(ROBOTS):
         content = _value(element, "content").lower()
-        told[_value(element, "name").lower()].append(content)
+        robots[_value(element, "name").lower()].append(content)
         if {"noindex", "none"} & set(re.split(r"[\s,]+", content)):
             report.add("robots", "the page asks not to be listed in results", element)
-    report.facts["robots"] = {name: ", ".join(filter(None, told[name])) for name in told}
+    report.facts["robots"] = {name: ", ".join(filter(None, robots[name])) for name in robots}
     root = tree.css_first("html")
     code = "" if root is None else _value(root, "lang")
     is_code = LANGUAGE.fullmatch(code) is not None
@@ -400,8 +400,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the report of a page, or the summary of a site and write the tables of its pages."""
     parser = argparse.ArgumentParser("python -m lit_models.seo.onpage", description=main.__doc__)
     parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE_OR_FOLDER")
-    told = "table of a site, a row per page, written again; beside it -findings, a row per finding"
-    parser.add_argument("--csv", type=Path, default=Path("onpage.csv"), help=told)
+    text = "table of a site, a row per page, written again; beside it -findings, a row per finding"
+    parser.add_argument("--csv", type=Path, default=Path("onpage.csv"), help=text)
     parser.add_argument("--ease", action="store_true", help="say how easily each text is read")
     options = parser.parse_args(arguments)
     named = [files_in(p, HTML_SUFFIXES, "the site") if p.is_dir() else [p] for p in options.pages]

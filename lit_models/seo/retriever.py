@@ -292,9 +292,9 @@ class LitRetriever(EncodedTextModule):
         numbers, answers = self.all_gather(number).flatten(), documents[::per_sample]
         known = batch["known"]
         loss = nested(self.sizes, queries, answers, gathered, numbers, known, temperature, weight)
-        told = LossSum(temperature.detach() * loss.count, loss.count)  # its mean is the temperature
+        term = LossSum(temperature.detach() * loss.count, loss.count)  # its mean is the temperature
         more = self.more_terms(queries, documents, batch, temperature)
-        return {TERM: loss, "temperature": told, **more}
+        return {TERM: loss, "temperature": term, **more}
 
     def more_terms(self, *given: Any) -> dict[str, LossSum]:
         """Return further loss terms, such as `own_terms`; args as in `taught_terms`."""

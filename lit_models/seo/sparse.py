@@ -172,5 +172,5 @@ class LitSparseRetriever(LitRetriever):
             number = self.all_gather(is_there.sum()).sum().clamp(min=1)
             sums = self.all_gather(in_float32(own * is_there[:, None]).sum(0), sync_grads=True)
             total = total + factor * (sums.view(-1, own.shape[1]).sum(0) / number).square().sum()
-        told = super().more_terms(queries, documents, batch, temperature)
-        return {**told, PENALTY: LossSum(total * weight.sum(), weight.sum())}
+        terms = super().more_terms(queries, documents, batch, temperature)
+        return {**terms, PENALTY: LossSum(total * weight.sum(), weight.sum())}

@@ -400,11 +400,11 @@ def write_folder(
         dist.gather_object((result, failure), answers, group=group)
         pairs: list[Any] = answers or [(result, failure)]
         failures = [f"on rank {rank}: {text}" for rank, (_, text) in enumerate(pairs) if text]
-        told = [failures, pairs[0][0]]
-        dist.broadcast_object_list(told, group=group)
-        if told[0]:
-            raise OSError(NOT_WRITTEN.format(target, "; ".join(told[0])))
-        return [told[1], *(result for result, _ in pairs[1:])]
+        outcome = [failures, pairs[0][0]]
+        dist.broadcast_object_list(outcome, group=group)
+        if outcome[0]:
+            raise OSError(NOT_WRITTEN.format(target, "; ".join(outcome[0])))
+        return [outcome[1], *(result for result, _ in pairs[1:])]
 
     def prepare() -> Path:
         unfinished = stack.enter_context(replacing(target, KEPT.get(target.name)))

@@ -188,7 +188,7 @@ class Ledger(Callback):
     latest: Row = {}  # the newest line, equal on all ranks
     save_now = False  # all ranks save at the end of this step
     is_stopping = False  # all ranks are stopping
-    _is_told = False  # a rank asked to stop: all ranks do so at the end of the next step
+    _must_stop = False  # a rank asked to stop: all ranks do so at the end of the next step
     attempt = 1  # number of this start of the run; known on rank 0
     phase: Literal["step", "validation", "epoch"] = "step"  # completed last: see `settle_progress`
     steps_done = 0
@@ -209,7 +209,7 @@ class Ledger(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the ledger, append a line for this attempt, and save the plan's inputs beside it."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
-        self.wants_stop = self.is_stopping = self._is_told = False  # from an earlier call
+        self.wants_stop = self.is_stopping = self._must_stop = False  # from an earlier call
         trainer.callback_metrics.update(self._judged)  # else empty until the first validation
         for config in trainer.lr_scheduler_configs:  # Lightning counts frequency in micro-batches
             if config.interval == "step":
@@ -266,7 +266,7 @@ class Ledger(Callback):
         self._finish(trainer)
         # All ranks know of the stop request and stop now, with a checkpoint but without validation:
         # the resumed run begins with that. After the last step there is no resumed run to do it.
-        if self._is_told and trainer.global_step != budgeted_steps(trainer):
+        if self._must_stop and trainer.global_step != budgeted_steps(trainer):
             self.is_stopping = self.save_now = trainer.should_stop = True
             trainer.fit_loop.epoch_loop._skip_next_val = True
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
@@ -379,7 +379,7 @@ class Ledger(Callback):
             "is_finite": not_finite == 0,
             "grad_norm": None if norm is None else norm.read(),
         }
-        self.save_now, self._is_told = save > 0, self._is_told or stop > 0
+        self.save_now, self._must_stop = save > 0, self._must_stop or stop > 0
         if self._file is not None:
             data = trainer.datamodule
             epoch = 0 if trainer.overfit_batches > 0 else facts["epoch"]

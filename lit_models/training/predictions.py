@@ -208,8 +208,8 @@ class ErrorTable(Callback):
         dataset = trainer.datamodule.datasets["test"]  # type: ignore[attr-defined]
         samples = []
         for loss, number, confidence, seen, *values in rows.tolist():
-            said = {n: [values.pop(0) for _ in range(size)] for n, size in self._sizes.items()}
-            texts = {**dataset.describe(int(number), 0), **pl_module.in_words(said)}
+            answers = {n: [values.pop(0) for _ in range(size)] for n, size in self._sizes.items()}
+            texts = {**dataset.describe(int(number), 0), **pl_module.in_words(answers)}
             sure = "" if math.isnan(confidence) else f"{confidence:.3g}"
             known = (sure, {1.0: "yes", 0.0: "no"}.get(seen, ""))
             samples.append((texts, (*known, str(int(number)), f"{loss:.3g}")))

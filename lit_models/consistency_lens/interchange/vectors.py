@@ -36,9 +36,9 @@ def explain_vectors(
     known = {name: getattr(file, name) for name in own}
     changed = [n for n, value in known.items() if value is not None and value != own[n]]
     if changed:
-        told = "; ".join(f"{n}: {known[n]} there, {own[n]} here" for n in changed)
+        diff = "; ".join(f"{n}: {known[n]} there, {own[n]} here" for n in changed)
         raise ValueError(
-            f"{file.path} holds other activations ({told}) than this lens explains; use a lens for "
+            f"{file.path} holds other activations ({diff}) than this lens explains; use a lens for "
             "these, or activations of this lens's subject and layer."
         )
 
@@ -47,19 +47,19 @@ def explain_vectors(
     def pieces() -> Iterator[dict[str, Any]]:
         lens, first = module.lens, 0
         for rows, found in file.pieces():
-            said: list[str] = []
+            explanations: list[str] = []
             numbers: list[torch.Tensor] = []
             for true in torch.from_numpy(found).to(lens.mean).split(AT_ONCE):
                 keys = torch.arange(first, first + len(true), device=true.device)
                 layer = rows_of(index, len(true), of_all, true.device)
                 one = best_reading(lens, true, keys, best_of, layer)
-                said += [module.tokenizer.decode(ids) for ids in one.token_ids.tolist()]
+                explanations += [module.tokenizer.decode(ids) for ids in one.token_ids.tolist()]
                 numbers.append(torch.stack(worth(lens, true, one, layer), dim=1))
                 first += len(true)
             columns = {name: rows.column(name) for name in rows.schema.names if name != COLUMN}
             values = torch.cat(numbers).float().cpu().numpy().T
             named = dict(zip(("confidence", "cosine", "fve"), values, strict=True))
-            yield {COLUMN: found, **columns, "explanation": said, **named}
+            yield {COLUMN: found, **columns, "explanation": explanations, **named}
 
     facts = {"d_model": file.width, "layer_index": module.layers[index]}
     more = {"unisono": {"subject": own["subject"], "best_of": best_of}}
