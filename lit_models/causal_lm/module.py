@@ -319,11 +319,12 @@ def _first_weights(recipe: Recipe, source: nn.Module | None) -> Iterator[tuple[s
     drawn ones, then the adapters'."""
     with torch.device("meta"):
         network = network_from_config(recipe["network"])
-    yield from network.drawn() if source is None else source.state_dict().items()
+    weights = network.drawn() if source is None else source.state_dict().items()
+    short = recipe["lora"] and recipe["lora"]["base_dtype"] != "float32"  # rounded, as elsewhere
+    yield from ((n, w.bfloat16() if short and w.is_floating_point() else w) for n, w in weights)
     if recipe["lora"]:
         add_lora(network, recipe["lora"])
-        adapters = ((name, w.detach()) for name, w in network.named_parameters())
-        yield from ((name, weight) for name, weight in adapters if not weight.is_meta)
+        yield from ((n, w.detach()) for n, w in network.named_parameters() if not w.is_meta)
 
 
 def check_same(

@@ -177,6 +177,16 @@ def test_a_start_may_add_adapters_and_part_the_head(tmp_path):
     run(tmp_path / "parted", model(tied=False, init_from=str(plain)))
 
 
+def test_a_base_in_bfloat16_is_rounded_under_fsdp_too(tmp_path, own_environment):
+    found = []
+    for strategy in ("auto", "fsdp"):
+        module = model(lora=LoraOptions(["v_proj"], base_dtype="bfloat16"))
+        limits = {"max_steps": 1, "strategy": strategy, "callbacks": []}
+        path = run(tmp_path / strategy, module, limits=limits)
+        found.append(read_checkpoint(path)["state_dict"])
+    torch.testing.assert_close(*found)
+
+
 def test_the_command_line_knows_the_checkpoint_beforehand(own_folder, done):
     start, text = run(own_folder / "start", model()), own_folder / "start" / "text.txt"
     command = ["fit", *MODEL_OPTIONS, *SHAPE_OPTIONS, *DATA_OPTIONS, "--ckpt_path=auto"]
@@ -223,9 +233,8 @@ def test_a_folder_evaluates_and_predicts_as_the_file_does(folders, tmp_path, kin
     prompts.write_text('{"prompt": "the cat"}\n', encoding="utf-8")
     written = []
     for name in ("file", kind):
-        trainer = toy_trainer(
-            tmp_path / name, callbacks=[PredictionWriter()], enable_checkpointing=False
-        )
+        limits = {"callbacks": [PredictionWriter()], "enable_checkpointing": False}
+        trainer = toy_trainer(tmp_path / name, **limits)
         trainer.ckpt_path = str(folders[name])
         data = TextDataModule(predict_files=str(prompts), global_batch_size=1)
         module = LitCausalLM(SGD)  # another shape than the checkpoint's
@@ -302,9 +311,8 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
         data = InstructionDataModule(
             str(tmp_path / "a.jsonl"), tokenizer=options, context_length=16, global_batch_size=4
         )
-        trainer = toy_trainer(
-            tmp_path, max_steps=steps, callbacks=[Ledger()], enable_checkpointing=False
-        )
+        limits = {"callbacks": [Ledger()], "enable_checkpointing": False}
+        trainer = toy_trainer(tmp_path, max_steps=steps, **limits)
         trainer.ckpt_path = ckpt_path
         trainer.fit(model(), data, weights_only=True)
         trainer.save_checkpoint(tmp_path / "a.ckpt")

@@ -89,9 +89,8 @@ def finetuned(folder: Path, name: str, *options: str) -> SimpleNamespace:
                 f"--trainer.default_root_dir={name}",
             ]
         )
-    scores = [
-        float(row["val/f1"]) for row in csv_rows(folder / name / "metrics.csv") if row.get("val/f1")
-    ]
+    logged = csv_rows(folder / name / "metrics.csv")
+    scores = [float(row["val/f1"]) for row in logged if row.get("val/f1")]
     weights = read_checkpoint(folder / name / "checkpoints" / "best.ckpt")["state_dict"]
     return SimpleNamespace(f1=scores[-1], weights=weights)
 

@@ -45,9 +45,8 @@ def test_the_cut_of_a_step_does_not_depend_on_the_replicas():
     ids, lengths = np.arange(37), np.random.default_rng(0).integers(1, 20, 37)
     cuts = []
     for replicas in (1, 2, 4, 8):
-        chunks = [
-            c for r in range(replicas) for c in deal(ids, lengths, replicas, r, 8 // replicas)
-        ]
+        dealt = (deal(ids, lengths, replicas, r, 8 // replicas) for r in range(replicas))
+        chunks = [chunk for share in dealt for chunk in share]
         cuts.append({(tuple(i.tolist()), tuple(w.tolist())) for i, w in chunks})
     assert cuts[0] == cuts[1] == cuts[2] == cuts[3]
 

@@ -76,9 +76,8 @@ def run(folder, *more, every=None, **options):
 
 def facts(folder):
     last = read_checkpoint(folder / "checkpoints" / "last.ckpt")
-    rows = [
-        (r["step"], float(r["val/loss"])) for r in csv_rows(folder / "metrics.csv") if r["val/loss"]
-    ]
+    logged = csv_rows(folder / "metrics.csv")
+    rows = [(r["step"], float(r["val/loss"])) for r in logged if r["val/loss"]]
     rates = [line["learning_rate"] for line in ledger_lines(folder)]
     return {"rows": rows, "rates": rates, "weights": last["state_dict"], **last["callbacks"]}
 

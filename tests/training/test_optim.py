@@ -76,9 +76,8 @@ def test_a_longer_run_follows_its_own_length_after_a_resume(tmp_path):
 
 
 def test_vectors_and_tables_do_not_decay_and_a_prefix_has_its_rate():
-    net = nn.ModuleDict(
-        {"low": nn.Linear(2, 2), "table": nn.Embedding(3, 2), "top": nn.Linear(2, 1)}
-    )
+    parts = {"low": nn.Linear(2, 2), "table": nn.Embedding(3, 2), "top": nn.Linear(2, 1)}
+    net = nn.ModuleDict(parts)
     groups = optim.parameter_groups(net, {"low": 0.25})
     found = {name: group for group in groups for name, _ in group["params"]}
     assert found["table.weight"]["weight_decay"] == found["low.bias"]["weight_decay"] == 0
