@@ -264,7 +264,7 @@ class DocumentsDataModule(CorpusDataModule):
             listed = ", ".join([*names][:12]) + (" …" if len(names) > 12 else "")
             known = f"{len(names)} ({listed}); documents with any: {', '.join(shares)}"
         drawn = f"up to {rule.per_document} of each document, from {rule.min_position} on, seed "
-        cut = f"documents of more than {audit.limit:,} tokens are cut"
+        cut = f"documents of more than {audit.limit:,} tokens are cut into pieces"
         audit.notes += [("positions", f"{drawn}{rule.seed}; {cut}"), ("attributes", known)]
         return audit
 

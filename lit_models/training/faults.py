@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from datamodules.core.store import replacing
@@ -78,7 +78,7 @@ class Preemption(Callback):
             self._give_back()
             raise KeyboardInterrupt
         if self.received is None:
-            rank_zero_warn(
+            rank_zero_info(  # a warning would name this file
                 f"{signal.Signals(signum).name}: the run saves and stops after the next step"
                 + ("; once more ends it at once" if signum == signal.SIGINT else "")
             )

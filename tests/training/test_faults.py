@@ -26,10 +26,7 @@ from lit_models.training.faults import FAILURE, Watch
 from lit_models.training.ledger import json_lines, ledger_of, stop_reason
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:SIGUSR1. the run saves and stops"),
-    pytest.mark.filterwarnings("ignore:.*its update was not applied"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*its update was not applied")
 
 USR1 = signal.SIGUSR1
 PLANTED = 17  # the sample of which a number is NaN
