@@ -36,7 +36,7 @@ from datamodules.search.formats import (
 )
 
 COLLECTION_VERSION = 5
-READ_ANEW = {"pages": 7, "msmarco": 6, "esci": 6}  # formats whose reader has changed since
+READ_ANEW = {"pages": 7, "msmarco": 6, "esci": 6}  # versions of formats whose reader has changed
 CACHE_VERSION = 2  # of the cache folder only, so that a change does not stop runs from resuming
 JUDGEMENTS_AT_ONCE = 65_536
 Reader = BeirReader | EsciReader | PagesReader

@@ -77,7 +77,7 @@ class RankingDataset(PlannedDataset):
         self.lengths = np.maximum(1, np.array(lengths, np.int64))
         lists = [self.lists.fingerprint] if self.lists else []
         drawn = self.groups and asdict(self.groups)
-        which = queries.digest if stage == "predict" else len(places)  # parts are in its digest
+        which = queries.digest if stage == "predict" else len(places)  # fingerprint covers parts
         facts = [collection.fingerprint, encoding.digest, lists, which, drawn]
         self.fingerprint = digest_of([*facts, bm25 and asdict(bm25)])
         self.target_counts = {TERM: None}

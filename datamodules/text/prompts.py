@@ -229,7 +229,7 @@ def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
 def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
     """Return the tokens of a text after the tokenizer's begin-of-text token, if it has one, as in
     training; a chat begins as its template writes it. An empty text without such a token becomes
-    end-of-text, which a document follows in training."""
+    end-of-text, after which a document begins in training."""
     if ids and (is_chat or tokenizer.begin_id is None):
         return ids
     return [tokenizer.end_id if tokenizer.begin_id is None else tokenizer.begin_id, *ids]

@@ -81,8 +81,8 @@ class LoraLinear(nn.Module):
 def lora_recipe(
     network: nn.Module, options: LoraOptions, base: str | None = None
 ) -> dict[str, Any]:
-    """Return plain values from which `add_lora` can create the same layers; `base` is the folder of
-    the adapted model, if any. ValueError if a target matches no layer."""
+    """Return plain values from which `add_lora` creates the same layers without any file; `base` is
+    the folder of the adapted model, if any. ValueError if a target matches no layer."""
     return {**asdict(options), "base": base, "layers": target_layers(network, options.targets)}
 
 

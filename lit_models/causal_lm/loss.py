@@ -158,7 +158,7 @@ def _chunk_rows(rows: Tensor, weight: Tensor) -> int:
 
 
 def _head(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a head [V, D] in the dtype of the products, padded with rows of zeros [W, D]."""
+    """Return a head [V, D] in the products' dtype and padded with zeros [W, D], in one copy."""
     more = -len(weight) % (PADDED_TO_ON_CPU if weight.device.type == "cpu" else PADDED_TO_ON_GPU)
     if not more:
         return weight.to(dtype)
@@ -226,8 +226,8 @@ class BitsPerByte(SumCount):
 
 
 class TextMetrics(nn.ModuleDict):
-    """Metrics of one split by log name; without `byte_lengths`, the UTF-8 bytes of each token, bits
-    per byte are left out. `vocab_size` is the network's, which may exceed the tokenizer's."""
+    """Metrics of one split by log name; bits per byte only with `byte_lengths`, each token's number
+    of UTF-8 bytes. `vocab_size` is the network's, which may exceed the tokenizer's."""
 
     def __init__(self, byte_lengths: Any, vocab_size: int) -> None:
         super().__init__({"loss": SumCount(), "perplexity": Perplexity()})

@@ -177,7 +177,7 @@ def documents_of(
 
     Args:
         document_ids: [R, T] int64, ascending within a row; -1 = padding at the end.
-        like: tensor with the dtype of hidden states; under autocast, its dtype counts instead.
+        like: tensor with the dtype of hidden states; under autocast, autocast's dtype counts.
         head_size: K.
         as_mask: use a mask on a CPU, too.
         bounds: document_bounds and longest_document of the batch; `None` makes a GPU synchronize.

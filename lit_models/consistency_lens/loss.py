@@ -67,7 +67,7 @@ class LensLosses:
         reference: KL divergence of the verbalizer's words from the reference's, nats per word.
         effect: KL divergence of the subject's next tokens when the rebuilt activation replaces the
             true one, mean nats over its position and up to 8 following ones.
-        fluency: KL divergence of the verbalizer's words from the subject's as a language model.
+        fluency: as `reference`, from the subject as a language model instead.
         contrast: negative reward of `contrast`; trains only the verbalizer.
     """
 

@@ -212,7 +212,7 @@ class BaseOptions:
     Args:
         is_frozen: freeze the copy; only the lens's vectors and maps around it learn.
         lora: train only adapters.
-        unfreeze_at: freeze the copy up to this optimizer step. Set at most one of the three.
+        unfreeze_at: first optimizer step that trains the copy. Set at most one of the three.
     """
 
     is_frozen: bool = False

@@ -180,7 +180,7 @@ class CharacterEncoder(Encoder):
     Args:
         num_languages: rows of the language embedding, the unknown language included.
         width: D of the memory.
-        num_layers: transformer layers; with 0 the memory is the normalised embeddings.
+        num_layers: transformer layers; 0 leaves only embeddings.
         num_heads: attention heads per layer.
         feed_forward: inner width of the feed-forward blocks.
         dropout: probability after embeddings and blocks; never on attention weights.
@@ -268,7 +268,7 @@ class CanineEncoder(Encoder):
         self, input_ids: Tensor, attention_mask: Tensor, language_id: Tensor
     ) -> tuple[Tensor, Tensor]:
         keep, marks = input_ids.shape[1] + 2, self.canine.config  # + 2: begin and end mark
-        # CANINE pools four characters into one; its output depends on the number of pads below six.
+        # CANINE pools four characters into one; below six pads, their number changes its output.
         num_pads = CANINE_PADS + -(keep + CANINE_PADS) % CANINE_MULTIPLE
         ids = (input_ids, attention_mask, marks.bos_token_id, marks.eos_token_id, num_pads)
         padded_ids, lengths = frame(*ids)

@@ -248,7 +248,7 @@ def solve(
 
 @torch.no_grad()
 def describe(head: LinearHead, recipe: Mapping[str, Any], has_text: np.ndarray) -> None:
-    """Set the weights of codes without a text to the features of their descriptions."""
+    """Set weights of codes without a text (has_text [C] bool) to their descriptions' features."""
     clean = TextNormalisation.from_dict(recipe["normalisation"])
     texts = [clean(text) for text in recipe["code_book"]["descriptions"]]
     codes = [code for code, text in enumerate(texts) if text and not has_text[code]]

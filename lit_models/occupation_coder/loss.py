@@ -178,8 +178,8 @@ def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tenso
 def linear_examples(
     store: OccupationStore, options: OccupationLossOptions
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Return the distinct pairs of training text and set of codes, thinned to `MOST_TEXTS`: code
-    points, has_code [texts, C] bool, and weight [texts] float64, above 0."""
+    """Return the distinct pairs of training text and set of codes, evenly thinned to `MOST_TEXTS`:
+    code points, has_code [texts, C] bool, and weight [texts] float64, above 0."""
     assert options.linear is not None
     rows, row_weight = store.rows(TRAIN), row_weights(store, options).double().tolist()
     weight: dict[tuple[int, bytes], float] = {}

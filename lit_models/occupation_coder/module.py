@@ -79,7 +79,7 @@ class LitOccupationCoder(ExactModule):
         decoding: how codes are read in validation, test and prediction.
         temperature: divisors of the logits of the heads `seq2seq` and `flat`, 1 by default. Each
             validation in training replaces them; checkpoints keep the result.
-        freeze: `none`, `encoder`, or a number of the lowest encoder layers and the embeddings.
+        freeze: `none`, `encoder`, or how many of its lowest layers to freeze with the embeddings.
         layer_decay: factor of the learning rate per encoder layer below the top.
         init_from: checkpoint to take weights from.
         init_from_part: `encoder` takes only the encoder.

@@ -150,8 +150,8 @@ class EncodedTextModule(ExactModule):
         super().on_load_checkpoint(checkpoint)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the weights with those of `init_from` for the encoder and for heads that both
-        have. Adapters that the checkpoint lacks start as new ones.
+        """Return the weights with those of `init_from` for the encoder and for heads with the same
+        meaning and shape. Adapters that the checkpoint lacks start as new ones.
 
         Raises:
             ValueError: the checkpoint is of another family, tokenizer or encoder.

@@ -177,7 +177,7 @@ def taught_terms(
     batch: RetrievalBatch,
     temperature: Tensor,
 ) -> dict[str, LossSum]:
-    """Return the KL divergence of the retriever's softmax from the ranker's, in nats, times its
+    """Return KL(ranker || retriever) of the softmax over a query's documents, in nats, times its
     weight; 0 for queries with fewer than two scored documents. Without options, return {}.
 
     Args:
@@ -263,7 +263,7 @@ NONE = -1e9  # logit of excluded candidates: probability and gradient are 0
 
 @dataclass(frozen=True)
 class RankingLoss:
-    """Loss of a ranker per query, in nats.
+    """Loss of a ranker, a mean or sum within each query, in nats.
 
     Only judged candidates take part, as unjudged ones may be relevant. A query whose candidates do
     not determine an order has loss 0 and counts in the mean.
