@@ -357,8 +357,7 @@ def test_a_callback_of_the_config_replaces_the_default_of_its_kind(done, toy_con
         "--trainer.logger=false",
     )
     assert not Path("runs/toy/metrics.csv").exists()
-    saved = torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)
-    assert saved["global_step"] == 6
+    assert torch.load("runs/toy/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
 
 
 def test_a_logger_of_the_config_joins_the_default_ones(done, toy_config):

@@ -152,8 +152,14 @@ class RankingDataset(PlannedDataset):
         # If no query has a candidate, the batch has one empty row.
         rows = self.encoding.rows(texts or [NO_TEXT], queries or [NO_TEXT])
         order = rows["attention_mask"].sum(1).argsort(descending=True, stable=True)
+        row_of = order.argsort()[: len(texts)]
+        if self.groups is None:
+            # Copies of a document have the score of the first: no rounding error orders them.
+            known: dict[bytes, int] = {}
+            ids = rows["input_ids"].numpy()[: len(texts)]
+            row_of = row_of[[known.setdefault(own.tobytes(), n) for n, own in enumerate(ids)]]
         rows = {name: values[order] for name, values in rows.items()}
-        index[np.arange(width) < sizes[:, None]] = order.argsort()[: len(texts)]
+        index[np.arange(width) < sizes[:, None]] = row_of
         first = [self.first_scores(*own) for own in each]
         all_grades = [self.queries.judged(place).grades for place in places]
         columns = {

@@ -72,8 +72,7 @@ def test_a_group_has_a_relevant_document_judged_ones_and_mined_ones():
 )
 def test_places_that_judged_documents_leave_go_to_mined_ones(num_judged, num_minable, expected):
     places = MINED.drawn(np.ones(num_judged), num_minable, rng_for(0, 0, 0))
-    found = int((places < num_judged).sum()), int((places >= num_judged).sum())
-    assert found == expected
+    assert (int((places < num_judged).sum()), int((places >= num_judged).sum())) == expected
     assert MINED.sizes(num_judged, num_minable) == expected  # as the plan has them
 
 
@@ -170,6 +169,14 @@ def test_the_rows_of_a_group_are_those_of_its_texts_the_longest_first(folder):
                 text = encode(data.collection.documents[document].whole)
                 expected = encoding.rows([text], [query])["input_ids"][0]
                 assert torch.equal(batch["input_ids"][number, : lengths[number]], expected)
+
+
+def test_copies_of_a_document_have_one_row_in_evaluation_and_so_one_score(folder):
+    data, rows_of = built(folder, "validation", candidates=CandidateOptions("bm25", top=40)), []
+    for place, rows in enumerate(data.batch(np.arange(7), 0)["pair_index"].tolist()):
+        documents = documents_of(data, place, 0).tolist()
+        rows_of.append({row for row, n in zip(rows, documents, strict=False) if n in (38, 39)})
+    assert {len(rows) for rows in rows_of} == {1}
 
 
 def test_the_lists_of_bm25_are_kept_until_its_scoring_changes(folder, monkeypatch):

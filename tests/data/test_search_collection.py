@@ -158,8 +158,7 @@ def write_pages(folder: Path) -> Path:
 
 def test_a_folder_of_pages_asks_for_its_titles(tmp_path):
     collection = open_collection(CollectionRequest(folder=str(write_pages(tmp_path)), split=WHOLE))
-    found = {d.id: (d.title, d.text, d.address) for d in collection.documents}
-    assert found == RECORDS
+    assert {d.id: (d.title, d.text, d.address) for d in collection.documents} == RECORDS
     assert judged(collection, TRAIN) == [(id, id, 1) for id in RECORDS]
     titles, texts, _ = zip(*RECORDS.values(), strict=True)
     assert [query.text for query in collection.queries] == [*titles]

@@ -171,8 +171,7 @@ def test_one_text_alone_and_none_at_all_are_no_trouble():
 
 
 def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path):
-    request = CollectionRequest(str(write_collection(tmp_path / "small")))
-    collection = open_collection(request)
+    collection = open_collection(CollectionRequest(str(write_collection(tmp_path / "small"))))
     index = open_bm25(collection, Bm25Options())
     judged = Queries(collection.queries, collection.fingerprint, collection.judgements(2))
     documents = chosen_documents(judged, len(collection.documents), 3)

@@ -80,8 +80,7 @@ def test_an_exported_folder_writes_the_same(trained, tmp_path, monkeypatch):
     loaded = LitSnippetWriter.from_exported(tmp_path / "model")
     assert loaded.target == "title"
     rows = json_rows(folder / "pages.jsonl")
-    titles = [row["title"] for row in rows]
-    assert loaded.write(rows) == module.float().write(rows) == titles
+    assert loaded.write(rows) == module.float().write(rows) == [row["title"] for row in rows]
     monkeypatch.setattr(loaded, "completions", lambda dataset, _: map(str, dataset.lengths))
     assert loaded.write(["The hen is here. " * 20]) == ["32"]  # tokens of a prompt, as in training
     with pytest.raises(ValueError, match='row:1: the row has no "html" and no "text"'):

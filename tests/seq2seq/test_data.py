@@ -38,8 +38,7 @@ def examples(data, stage="fit"):
 def test_a_sample_is_both_texts_with_their_ends(tmp_path):
     data = data_of(table(tmp_path / "pairs.csv", PAIRS))
     dataset, found = examples(data)
-    read = [tuple(map(data.tokenizer.decode, pair)) for pair in found]
-    assert read == PAIRS
+    assert [tuple(map(data.tokenizer.decode, pair)) for pair in found] == PAIRS
     end = data.tokenizer.end_id
     assert all(source[-1] == target[-1] == end for source, target in found)
     assert dataset.lengths.tolist() == [len(s) + len(t) for s, t in found]
