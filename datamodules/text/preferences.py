@@ -75,7 +75,7 @@ class PreferenceRequest(InstructionRequest):
                     raise RowFault("no answer", str(said), rule)
                 text, answer = Instruction(*place, "", "", messages, tools=tools), last["content"]
             if not answer.strip():
-                raise RowFault("empty answer", str(prompt), EMPTY.format(f'"{side}"'))
+                raise RowFault("empty answer", str(prompt or said), EMPTY.format(f'"{side}"'))
             texts.append(text)
         if texts[0].messages[:-1] != texts[1].messages[:-1]:
             rule = '"chosen" and "rejected" must be alike up to the last message, which is judged.'

@@ -36,6 +36,7 @@ SHAPE = {"max_positions": 64, "hidden_size": 16, "num_layers": 1, "num_heads": 2
 SIDES = ("chosen", "rejected")
 STOPPED, END = 75, {"eos_token": "<|endoftext|>"}
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+BLANK = {"role": "assistant", "content": " "}
 
 
 def module(**options) -> LitPreference:
@@ -161,12 +162,10 @@ def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
         ({"prompt": "a", "chosen": "b"}, "pairs.jsonl:1: .*the row has prompt, chosen; write"),
         ({"prompt": "a", "good": "b", "bad": "c"}, "the row has prompt, good, bad; write"),
         ({"prompt": "a", "chosen": "b", "rejected": CHAT}, "the row has prompt, chosen, rejected;"),
-        (
-            {"prompt": "a", "chosen": CHAT, "rejected": CHAT},
-            "the row has prompt, chosen, rejected;",
-        ),
+        ({"prompt": "a", "chosen": CHAT, "rejected": CHAT}, "row has prompt, chosen, rejected;"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, '"chosen" and "rejected" are the same'),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, '"rejected" is empty: only end-of-text'),
+        ({"chosen": CHAT, "rejected": [CHAT[0], BLANK]}, 'hi.*"rejected" is empty'),
         ({"chosen": CHAT, "rejected": CHAT[:1]}, '"rejected" must end with a message of the ass'),
         ({"chosen": CHAT, "rejected": [{"role": "x"}]}, 'message 1 has the role "x"; it must be'),
         ({"chosen": CHAT, "rejected": [CHAT[1]]}, '"rejected" must be alike up to the last mess'),
