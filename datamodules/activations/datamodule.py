@@ -46,7 +46,7 @@ from datamodules.tokenizers.text import TextTokenizer
 AROUND = 8  # tokens of context before and after a token
 NEAREST = 3  # controls in a line of the output
 EPOCHS_APART = 1_000_003  # distance of the keys of two seeds; more than there are epochs
-STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # without a store
+STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # activations for statistics without a store
 
 
 def partners(document: np.ndarray) -> np.ndarray:

@@ -197,7 +197,7 @@ class OccupationDataModule(PlannedDataModule):
         code_book: the file of valid codes; without one, the codes in the data are the valid ones.
         split: how training rows are divided into parts.
         augmentation: noise in training texts.
-        on_bad_rows: `error` fails and names bad rows, `reject` skips them (see rejected.csv).
+        on_bad_rows: `error` fails and names the first, `reject` skips all (see rejected.csv).
         text: length and normalisation of texts; a trained model keeps its own.
         crosswalk: table that adds codes of other systems to the coded table.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.

@@ -145,7 +145,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
         heads: name of each head -> kind and column of its labels.
         split: shares of the training rows for parts without a file.
         chunks: how long texts are cut; a trained model keeps its own.
-        on_bad_rows: `error` fails and names bad rows, `reject` skips them (see rejected.csv).
+        on_bad_rows: `error` fails and names the first, `reject` skips all (see rejected.csv).
         table: separator, encoding and sheet of tables, if they cannot be detected.
         encoded: tokenizer, lengths, batch sizes, plan and loader, see `EncodedTextDataModule`.
 

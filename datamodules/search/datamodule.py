@@ -51,7 +51,7 @@ class SearchDataModule(EncodedTextDataModule):
 
     Args:
         collection: the files and their options; without a folder, demo data.
-        on_bad_rows: `error` fails and names bad rows, `reject` skips them (see rejected.csv).
+        on_bad_rows: `error` fails and names the first, `reject` skips all (see rejected.csv).
         predict_output: output of a prediction; `None` picks a name in the run folder.
         predict_queries: file of queries to predict for (txt lines, a table or jsonl), instead of
             the collection's judged queries.

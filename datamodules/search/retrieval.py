@@ -414,8 +414,8 @@ class TextsDataset(PlannedDataset):
 
 
 def chosen_documents(queries: Queries, num_documents: int, num_others: int | None) -> np.ndarray:
-    """Return the documents to search, ascending: all judged ones and `num_others` more, or all
-    documents for `None`. Which ones are drawn depends only on the document numbers."""
+    """Return the documents to search, ascending: those judged for queries and `num_others` more, or
+    all documents for `None`. The draw depends only on the documents' numbers."""
     everything = np.arange(num_documents)
     if num_others is None:
         return everything
@@ -433,8 +433,8 @@ class RetrievalDataModule(SearchDataModule):
     Args:
         mix: how often each kind of training pair occurs in an epoch.
         negatives: how hard negatives are chosen.
-        num_others: unjudged documents that evaluation searches besides the judged ones; `None`
-            searches the whole collection. Fewer make the task easier, and the results say so.
+        num_others: how many documents evaluation searches besides those judged for its queries;
+            `None` searches the whole collection. Fewer are easier, and the results say so.
         predict_part: part whose judged queries a prediction encodes and searches with.
         predict_depth: documents per query in the run that a prediction writes.
         search: collection, output, tokenizer and more, see `SearchDataModule`.

@@ -384,7 +384,7 @@ class InstructionDataModule(LanguageModelDataModule):
         layout: `packed` fills rows with whole samples that do not see each other, `documents`
             keeps samples apart and joins those of a micro-batch without padding.
         separator: text between a prompt and its completion.
-        on_bad_rows: `error` fails and names bad rows, `reject` skips them (see rejected.csv).
+        on_bad_rows: `error` fails and names the first, `reject` skips all (see rejected.csv).
         language_model: other files, tokenizer, split and prediction, see `LanguageModelDataModule`.
     """
 

@@ -251,7 +251,7 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         table: separator, encoding and sheet of tables, if they cannot be detected.
         max_source_tokens: a longer source loses its end; a warning counts them.
         max_target_tokens: a pair with a longer target is left out; a warning counts them.
-        on_bad_rows: `error` fails and names bad rows, `reject` skips them (see rejected.csv).
+        on_bad_rows: `error` fails and names the first, `reject` skips all (see rejected.csv).
         language_model: other files, tokenizer and split, see `LanguageModelDataModule`.
     """
 

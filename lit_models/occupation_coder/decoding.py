@@ -302,7 +302,7 @@ def beam_search(
             nodes = torch.zeros_like(nodes)
         logits = decoder.step(symbols.flatten(), nodes.flatten(), cache)
         legal = trie.legal(nodes, code_ids[..., :block], depth, block)
-        legal[..., EMPTY] |= is_done  # without effect on finished beams: `stay` replaces theirs
+        legal[..., EMPTY] |= is_done  # any symbol will do: `stay` replaces finished beams' steps
         step = legal_log_softmax(logits.view(legal.shape), legal, temperature)
         stay = torch.full_like(step[0, 0], -math.inf)
         stay[PAD] = 0.0

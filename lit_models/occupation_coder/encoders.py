@@ -239,7 +239,7 @@ class CharacterEncoder(Encoder):
 
 
 class CanineEncoder(Encoder):
-    """CANINE from a local folder, without dropout; every position adds the language's embedding.
+    """CANINE from a local folder, without dropout; adds the language's embedding to all positions.
 
     Args:
         num_languages: rows of the language embedding, which starts at zero.
