@@ -171,8 +171,8 @@ class DocumentsDataModule(CorpusDataModule):
     """Reads documents with the subject's tokenizer and draws positions in them.
 
     Args:
-        context_length: the most tokens that the subject reads at once, with the one after the last
-            position; longer documents are cut into pieces.
+        context_length: maximum number of tokens that the subject reads at once, with the one after
+            the last position; longer documents are cut into pieces.
         positions: how the positions of activations are drawn.
         split: how training files are divided into parts, by documents.
         text_column: column of the documents in jsonl and parquet files.

@@ -72,7 +72,7 @@ class Augmentation:
         insert: some letters of the text's script are inserted.
         substitute: some letters are replaced by others of the same script.
         drop_language: the language is replaced by "unknown".
-        num_edits: the most letters that one kind of noise changes in a text, at least 1.
+        num_edits: maximum number of letters that one kind of noise changes in a text, from 1.
     """
 
     delete: float = 0.0

@@ -176,7 +176,7 @@ class TextOptions(TextNormalisation):
     """Normalisation and length limit of texts, the same in training and prediction.
 
     Args:
-        max_length: the most characters of a text, at least 1; a longer text loses its end.
+        max_length: maximum number of characters per text, at least 1; longer texts lose their end.
     """
 
     max_length: int = 128

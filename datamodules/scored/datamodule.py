@@ -47,7 +47,7 @@ class ChunkOptions:
     """How a text longer than `text.max_length` is cut into chunks.
 
     Args:
-        most: the most chunks of a text; the rest of the text is cut off.
+        most: maximum number of chunks per text; the rest of the text is cut off.
         stride: tokens from the start of one chunk to the start of the next; `None` means adjacent
             chunks without overlap.
     """

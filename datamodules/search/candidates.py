@@ -1,6 +1,6 @@
 """Candidates of queries (judged, from BM25 or from a run), training groups and hard negatives.
 
-Shapes: Q queries, L the most documents of a list.
+Shapes: Q queries, L documents of the longest list.
 
 Source of BM25: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond
 (2009), sections 3.4 and 3.5; the inverse document frequency is Lucene's, which is never negative.
@@ -195,7 +195,7 @@ class GroupOptions:
     `size - mined` places, and mined documents the rest.
 
     Args:
-        size: the most candidates of a query.
+        size: maximum number of candidates per query.
         mined: places reserved for mined documents: unjudged ones listed by candidates.source.
         after_rank: ranks at the top of the source that are not mined, since an unjudged document
             ranked so high may well be relevant.
@@ -254,7 +254,7 @@ class HardNegatives:
     from bm25 or a run may in truth be relevant.
 
     Args:
-        count: the most negatives of one sample.
+        count: maximum number of negatives per sample.
         source: `judged` takes documents of grade 0, `bm25` the best of BM25, `run` those of a run
             file.
         run: TREC run file with the training queries, such as a prediction of a retriever writes.
@@ -319,7 +319,7 @@ def candidate_lists(
     """Return the lists of `options.source`, cached at first use; `None` for judged documents.
 
     Args:
-        most: the most documents of a query.
+        most: maximum number of documents per query.
         queries: the queries; a run's other queries are ignored.
         option: name of the options, for messages.
         among: documents that BM25 searches, ascending; all by default.

@@ -28,7 +28,7 @@ class IndexOptions:
 
     Args:
         layout: how rows are filled, see `ShardDataModule`.
-        context_length: the most positions of a row.
+        context_length: maximum number of positions per row.
         split: shares of documents to hold out, if any.
     """
 

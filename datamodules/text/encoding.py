@@ -139,8 +139,8 @@ class TextLimits:
     """Length limits and normalisation of an encoder's texts.
 
     Args:
-        max_length: the most positions of a row, with its marks; a longer text loses its end.
-        max_query_length: the most tokens of a query.
+        max_length: maximum number of tokens per row, marks included; longer texts lose their end.
+        max_query_length: maximum number of tokens per query.
         lower_case: whether texts are lowercased before they are tokenised.
         stemmer: language of a Snowball stemmer, such as english; texts are then reduced to stemmed
             words without punctuation before they are tokenised.
@@ -199,7 +199,7 @@ class TextEncoding:
         begin_id: token before a text; `None` if there is none.
         separator_id: token after each text.
         num_marks: number of these marks for a single text.
-        room: the most tokens of a single text.
+        room: maximum number of tokens of a single text.
         prompts: words to put before a "query" and a "document".
     """
 
@@ -285,7 +285,7 @@ class TextEncoding:
 
         Args:
             stride: tokens from the start of one chunk to that of the next; `None` is `room`.
-            most: the most chunks of one text; the rest is cut off.
+            most: maximum number of chunks per text; the rest is cut off.
         """
         room, step = self.room, stride or self.room
         starts = [range(0, max(0, len(ids) - room) + step, step)[:most] for ids in texts]
@@ -331,7 +331,7 @@ def joined(
     Args:
         which: [texts] int64, index of each text's array.
         ranges: [texts, 2, 2] int64, two ranges (start, end exclusive) per text.
-        most: [texts] int64, the most tokens of each text; the rest is cut off.
+        most: [texts] int64, maximum number of tokens of each text; the rest is cut off.
     """
     sizes = np.minimum(ranges[:, :, 1] - ranges[:, :, 0], most[:, None])
     sizes[:, 1] = np.minimum(sizes[:, 1], most - sizes[:, 0])

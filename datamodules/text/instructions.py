@@ -71,7 +71,7 @@ def tokens_within(offsets: np.ndarray, prompt_end: int, shrinks: int, most: int)
         offsets: [n, 2] characters of each token of a prompt and any text after it.
         prompt_end: number of characters of the prompt.
         shrinks: number of characters of its first part; only tokens within it are cut.
-        most: the most tokens that the prompt may have.
+        most: maximum number of tokens of the prompt.
     """
     surplus = int((offsets[:, 0] < prompt_end).sum()) - most
     part = np.flatnonzero(offsets[:, 1] <= shrinks)
@@ -92,8 +92,8 @@ class Marker:
     Args:
         tokenizer: must have a chat template if there are chats.
         separator: text between a prompt and its completion.
-        max_prompt: the most tokens of a prompt, begin-of-text included; a longer one loses the end
-            of its first `shrinks` characters. `None` cuts nothing.
+        max_prompt: maximum number of tokens of a prompt, with begin-of-text; a longer one loses the
+            end of its first `shrinks` characters. `None` cuts nothing.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ class InstructionDataModule(LanguageModelDataModule):
             and completion, messages with role and content, conversations with from and value
             (ShareGPT), or instruction, input and output (Alpaca). Chats need a tokenizer with a
             chat template, which also writes a row's tools. Answers of weight 0 are not learnt.
-        context_length: the most positions of a row.
+        context_length: maximum number of positions per row.
         layout: `packed` fills rows with whole samples that do not see each other, `documents`
             keeps samples apart and joins those of a micro-batch without padding.
         separator: text between a prompt and its completion.

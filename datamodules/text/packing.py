@@ -117,7 +117,7 @@ class RowDataset(PlannedDataset):
         stream: tokens of the documents.
         starts: [N] first position of each piece in the stream.
         sizes: [N] positions of each piece.
-        context_length: the most positions of a row.
+        context_length: maximum number of positions per row.
         layout: `packed` fills rows by best fit; `documents` makes each piece a sample and joins
             those of a micro-batch without padding.
     """

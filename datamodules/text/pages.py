@@ -100,7 +100,7 @@ class PageRequest(InstructionRequest):
     """`InstructionRequest` for pages."""
 
     target: Target = "title"  # what the model writes
-    max_prompt: int = 384  # the most tokens of a prompt; a longer page loses its end
+    max_prompt: int = 384  # tokens of a prompt at most; a longer page loses its end
     kind = "pages"
 
     def facts(self) -> dict[str, Any]:

@@ -329,7 +329,7 @@ class CorpusDataModule(PlannedDataModule):
         test_files: as validation_files; `None` beside validation files means no test.
         tokenizer: how text becomes tokens; `None` takes the pretrained model's, else bytes. In
             evaluation a checkpoint's own tokenizer is used.
-        context_length: the most positions of a row.
+        context_length: maximum number of positions per row.
         split: how training files are divided into parts.
         planned: batch sizes, plan and loader, see `PlannedDataModule`.
 

@@ -106,7 +106,7 @@ class CodeSystem:
         alphabet: characters that a code may contain; `None` allows any.
         specials: codes exempt from the rules, each a single symbol, such as -1 for "no title", with
             the description to use if the code book has none.
-        max_codes: the most codes of one record, 1 to 5; `None` is the most that a row has.
+        max_codes: maximum number of codes per record, 1 to 5; `None` is the largest of any row.
         symbol_separator: text between the symbols of a code, such as "," in 1,14,0; `None` makes
             every character a symbol.
     """

@@ -325,7 +325,7 @@ class TokenizerOptions:
     Args:
         kind: `bytes`, the `characters` or the `words` (between white space) of the training text,
             byte pairs learnt from it (`bpe`), or the tokenizer of a Hugging Face folder (`folder`).
-        vocab_size: the most tokens of `bpe` (256 of them are bytes) or `words` (which must all
+        vocab_size: maximum number of tokens of `bpe` (256 are bytes) or `words` (which must all
             fit), end-of-text included; a short text gives fewer. `None` is 8000.
         min_count: for `words`: words in fewer texts, and unknown words, become one special token;
             `None` keeps all words and rejects unknown ones.
