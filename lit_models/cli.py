@@ -591,8 +591,8 @@ def chosen_run(argv: list[str]) -> runs.Run:
     is_asked = config_files.given_option(argv, config_files.ROOT) is not None
     folders = [path.parent for path in reversed(config_files.config_paths(argv))]
     own = None if is_fit or is_asked else next(filter(runs.holds_run, folders), None)
-    ckpt_path = config_files.given_value(argv, "ckpt_path")
-    return runs.decide(argv[0], root, ckpt_path, newest, is_asked, own)
+    ckpt_path = os.path.expanduser(str(config_files.given_value(argv, "ckpt_path") or ""))
+    return runs.decide(argv[0], root, ckpt_path or None, newest, is_asked, own)
 
 
 def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = UnisonoCLI) -> int:

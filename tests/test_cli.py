@@ -296,12 +296,13 @@ def test_ckpt_path_auto_resumes_the_newest_run_and_keeps_its_records(done, toy_c
     assert [s for s in steps if s] == list(range(1, 15))
 
 
-def test_evaluation_takes_the_model_from_the_checkpoint(done, toy_config):
+def test_evaluation_takes_the_model_from_the_checkpoint(done, toy_config, monkeypatch):
     options = ["--trainer.max_epochs=2", "--model.optimizer.lr=0.03"]
     done("fit", "--config", "toy.yaml", *options)
     records = Path("runs/toy/metrics.csv")
     steps = [line.partition(",")[0] for line in records.read_text().splitlines()]
-    checkpoint = "--ckpt_path=runs/toy/checkpoints/previous.ckpt"
+    monkeypatch.setenv("HOME", str(Path.cwd()))  # a shell leaves the ~ of an option
+    checkpoint = "--ckpt_path=~/runs/toy/checkpoints/previous.ckpt"
     where = ["--trainer.devices=1", "--trainer.accelerator=cpu"]
     output = done("test", "--data=tests.toy.ToyData", checkpoint, *where)
     assert "test/loss" in output

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from inspect import Parameter
+from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
 from lit_models.config_files import did_you_mean, find_config, load_yaml, one_word_each, read_config
@@ -104,10 +105,10 @@ def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> Comman
         if kind is bool:
             options["action"] = "store_true"
         elif get_origin(kind) is list:
-            options["type"] = get_args(kind)[0]
             options |= {"nargs": "+"} if has_place else {"action": "append"}
-        else:
-            options["type"] = str if kind is dict else kind
+        one = get_args(kind)[0] if get_origin(kind) is list else kind
+        if one is not bool:  # a shell leaves the ~ of --to=~/folder
+            options["type"] = {dict: str, Path: lambda text: Path(text).expanduser()}.get(one, one)
         if name == RUN_OPTIONS:
             parser.epilog = f"Other options: {meaning}"
         elif has_place and name not in named:

@@ -207,7 +207,7 @@ def read_checkpoint(
         FileNotFoundError: the checkpoint does not exist.
         ValueError: it is damaged, or holds more than plain data.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     SAVES.settle()  # `path` may still be in the making
     if (other := read_other(path)) is not None:
         return other

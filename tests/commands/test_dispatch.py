@@ -40,6 +40,7 @@ def limited(
     *,
     time_limit_h: float | None = 1.0,
     line: list[str] | None = None,
+    place: Path | None = None,
     json: bool = False,
 ) -> None:
     """With an underscore."""
@@ -49,7 +50,7 @@ def limited(
     ("given", "values"),
     [
         ("--time-limit-h 2", {"time_limit_h": 2.0}),
-        ("--time_limit_h=2e0 --json", {"time_limit_h": 2.0, "json": True}),
+        ("--time_limit_h=2e0 --place=~/a", {"time_limit_h": 2.0, "place": Path.home() / "a"}),
         ("--json=false --line a --line=b=c", {"json": False, "line": ["a", "b=c"]}),
         ("--a.time-limit-h=1 --seed 2 --json", {"json": True, "run_options": 3}),
     ],

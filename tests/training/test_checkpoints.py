@@ -137,7 +137,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path):
 
 def test_weights_alone_start_another_run(run, tmp_path):
     path = run / "checkpoints" / "best.ckpt"
-    module = LitToy(init_from=str(path))
+    module = LitToy(init_from=f"~/{os.path.relpath(path, Path.home())}")
     trainer = toy_trainer(tmp_path, limit_train_batches=0)
     trainer.fit(module, ToyData())
     assert trainer.global_step == 0
