@@ -1,4 +1,4 @@
-"""Small documents, a small subject, and dumps of it, for tests."""
+"""Small documents, a small subject, and activation dumps of it, for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def stories(folder: Path, number: int, name: str = "mine.jsonl", seed: int = 0) 
 
 
 def documents(files: str | list[str] | None, **options: Any) -> dict[str, Any]:
-    """Return options of a datamodule that reads them."""
+    """Return the datamodule options that read the documents of `stories`."""
     given = {
         "train_files": files,
         "tokenizer": WORDS,
@@ -48,7 +48,7 @@ def documents(files: str | list[str] | None, **options: Any) -> dict[str, Any]:
 
 
 def subject(layer: int = 1, **options: Any) -> SubjectOptions:
-    """Return a subject with random weights, or the one of a path."""
+    """Return a subject with random weights, or the one at a path."""
     given = {"network": SHAPE} if "path" not in options else {}
     return SubjectOptions(layer=layer, **given, **options)
 
@@ -68,7 +68,7 @@ def dumped(
     precision: Any = "32-true",
     **options: Any,
 ) -> ActivationStore:
-    """Dump and return the store."""
+    """Write a dump and return its store."""
     data = ActivationDumpDataModule(str(target), **documents(files, **options))
     runs = trainer(target.parent, precision=precision)
     runs.predict(LitSubject(of or subject()), data, return_predictions=False)

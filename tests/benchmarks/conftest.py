@@ -1,7 +1,7 @@
-"""The rows of all benchmarks of one call: printed at its end, and kept in runs/benchmarks.json.
+"""Rows of all benchmarks of one call: printed at its end, and kept in runs/benchmarks.json.
 
-Where a call names several, each has a process of its own: what the allocator and oneDNN keep of the
-benchmarks before made a plain loop a fifth faster, and memory 10 % more.
+If a call selects several benchmarks, each runs in a process of its own: what the allocator and
+oneDNN keep from earlier benchmarks made a plain loop a fifth faster, and memory 10 % higher.
 """
 
 import subprocess
@@ -23,13 +23,13 @@ BEGUN = pytest.StashKey[str]()
 
 @pytest.fixture(scope="session")
 def figures(request: pytest.FixtureRequest) -> Figures:
-    """Takes a row with `figures.add(…)`, as `tests.benchmarks.figures.Figure` has it."""
+    """Collects rows through `figures.add(…)`; see `tests.benchmarks.figures.Figure`."""
     return request.config.stash.setdefault(ROWS, Figures())
 
 
 @pytest.fixture(autouse=True)
 def _kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Writes after each benchmark: a call that is broken off has lost none that ended."""
+    """Writes the rows after each benchmark, so that an interrupted call keeps those that ended."""
     yield
     found = request.config.stash.get(ROWS, None)
     if found is not None and found.rows:
@@ -38,9 +38,9 @@ def _kept(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Run each of several benchmarks by itself; a call of one is pytest's."""
+    """Run each of several benchmarks in a process of its own; leave a single one to pytest."""
     session, here = item.session, Path(__file__).parent
-    is_skipped = any(mark.args[0] for mark in item.iter_markers("skipif"))  # by pytest itself
+    is_skipped = any(mark.args[0] for mark in item.iter_markers("skipif"))  # as pytest reads it
     if len(session.items) < 2 or item.path.parent != here or is_skipped:
         return None
     session.config.stash.setdefault(BEGUN, now())

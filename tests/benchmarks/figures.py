@@ -1,4 +1,4 @@
-"""What the benchmarks measure: one row for each figure, one table for each family, one file.
+"""Benchmark rows: one row for each figure, one table for each family, one file.
 
 python -m tests.benchmarks.figures prints runs/benchmarks.json as the table of the README.
 """
@@ -30,8 +30,8 @@ class Aim:
 
     Args:
         bound: the number.
-        is_least: the figure must not be below it; else it must not be above it.
-        of: `ratio`, ours by the peer's; `value`, ours alone.
+        is_least: the figure must be at least `bound`; else at most.
+        of: `ratio`, our figure divided by the peer's; `value`, our figure alone.
     """
 
     bound: float
@@ -51,14 +51,14 @@ class Figure:
     """One row.
 
     Args:
-        family: of the table that it stands in.
-        what: was measured.
+        family: whose table holds the row.
+        what: the quantity measured.
         unit: of the values, such as rows/s, ms or GiB.
         ours: one value for each round.
-        peer: what was measured beside, in turns; "" where there is none.
-        theirs: its value in each round; none, or as many as ours.
-        aim: that the figure should reach; none where it is only told.
-        memory_gib: the most memory that ours took, then the peer's.
+        peer: what ours is compared with, in turns; "" if it stands alone.
+        theirs: the peer's value in each round: empty, or as many as ours.
+        aim: that the figure should reach; `None` if it is only reported.
+        memory_gib: our peak memory, then the peer's.
         note: what a reader must know, such as the size of the work.
     """
 
@@ -80,14 +80,14 @@ class Figure:
             )
 
     def of(self, of: Of) -> list[float]:
-        """Return ours, or ours by the peer's, for each round."""
+        """Return our value, or our value divided by the peer's, for each round."""
         if of == "value" or not self.theirs:
             return [float(value) for value in self.ours]
         return [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the median keeps the aim; none without an aim."""
+        """Whether the median keeps the aim; `None` without an aim."""
         if self.aim is None:
             return None
         return self.aim.is_met(statistics.median(self.of(self.aim.of)))
@@ -95,17 +95,17 @@ class Figure:
 
 @dataclass
 class Figures:
-    """Collects rows and keeps them in a file, one row for each thing measured."""
+    """Collects rows and keeps them in a file, one row for each quantity measured."""
 
     rows: list[Figure] = field(default_factory=list)
 
     def add(self, *arguments: Any, **options: Any) -> Figure:
-        """Append a row, given as `Figure` takes it, and return it."""
+        """Append a row, given by the arguments of `Figure`, and return it."""
         self.rows.append(Figure(*arguments, **options))
         return self.rows[-1]
 
     def write(self, path: Path) -> None:
-        """Write the rows into a file, whose rows of other things stay."""
+        """Write the rows into a file, and keep its rows of other quantities."""
         content = json.loads(path.read_text("utf-8")) if path.exists() else {"figures": []}
         new = [{**asdict(row), "machine": machine()} for row in self.rows]
 
@@ -121,8 +121,7 @@ class Figures:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on, the processor, threads, versions, the other load, and
-    when they were measured."""
+    """Return what the figures depend on: processor, threads, versions, other load, and the time."""
     import lightning
     import torch
     import transformers
@@ -161,12 +160,12 @@ def read(path: Path) -> tuple[list[Figure], list[dict[str, Any]]]:
 
 
 def figure_of(row: dict[str, Any]) -> Figure:
-    """Return the figure that `asdict` made this of."""
+    """Return the figure that `asdict` turned into this dictionary."""
     return Figure(**{**row, "aim": row["aim"] and Aim(**row["aim"])})
 
 
 def measured_since(begun: str, path: Path) -> Figures:
-    """Return the rows of a file that were measured then or later. Args: begun, of `now`."""
+    """Return the rows of a file that were measured since a time. Args: begun, from `now`."""
     if not path.exists():
         return Figures()
     rows, machines = read(path)
@@ -192,7 +191,7 @@ def table(family: str, rows: Sequence[Figure]) -> Table:
 
 
 def cells(row: Figure) -> tuple[str, ...]:
-    """Return what, unit, peer, ours, the peer's, the ratio with its spread, the aim, the answer."""
+    """Return what, unit, peer, ours, the peer's, ratio with spread, aim, met or missed."""
     beside = row.of("ratio") if row.theirs else []
     ratio = f"{_median(beside)} ({_short(min(beside))} to {_short(max(beside))})" if beside else ""
     answer = {None: "", True: "met", False: "missed"}[row.is_met]
@@ -210,9 +209,9 @@ def _short(value: float) -> str:
 
 
 def markdown(path: Path) -> str:
-    """Return the rows of a file as the README shows them, and below them the machines.
+    """Return the rows of a file as the README shows them, and the machines below them.
 
-    Those of `unisono plan` stand in its card.
+    Rows of `unisono plan` are in the card of that command.
     """
     rows, machines = read(path)
     names = ("family", "what, unit", "beside", *COLUMNS)

@@ -1,12 +1,12 @@
-"""What one GPU reaches: its ceilings, then every family at a real size.
+"""Benchmark of one GPU: its ceilings, then every family at a real size.
 
 python -m tests.benchmarks.gpu                  needs one GPU and the packages
-python -m tests.benchmarks.gpu 1b               the rows alone whose names begin so
+python -m tests.benchmarks.gpu 1b               only the rows whose names begin so
 python -m tests.benchmarks.gpu --trace FOLDER   also a profile of three steps of each row
-python -m tests.benchmarks.gpu --small          the same at toy sizes, also on a CPU: does it run?
+python -m tests.benchmarks.gpu --small          toy sizes, also on a CPU: does every row run?
 
 Each row has a process of its own; its figures are in runs/benchmarks.json when it ends. A row that
-fails is named, and loses no other.
+fails is reported by name and does not stop the others.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tests.benchmarks.figures import FILE, Aim, Figure, Figures, figure_of, show
 from tests.benchmarks.gpu_rows import GPU, SIZES, language_model
 from tests.distributed.launch import run
 
-MOST_S, LONG_S = 160, 600  # of one row, and of one that trains to a published figure
-ERROR = re.compile(r"[\w.]+(Error|Exception)\b.*")  # the line of a traceback that says what failed
+MOST_S, LONG_S = 160, 600  # limits of a usual row, and of one that trains to a published figure
+ERROR = re.compile(r"[\w.]+(Error|Exception)\b.*")  # the line of a traceback that names the error
 CEILINGS, SHAKESPEARE, HISCO = "ceilings", "shakespeare_gpu.yaml", "hisco.yaml"
 NANOGPT, ACCELERATE = "nanoGPT's loop", "transformers + accelerate"
 CODER, RETRIEVER = "occupation coder of CANINE's size", "retriever of MiniLM's size"
 OF_CEILING = "of the ceiling"
 AT_LEAST = Aim(1.0, is_least=True)
-AIMS = {  # what, unit -> least
+AIMS = {  # (what, unit) -> least value
     (CEILINGS, "TFLOP/s"): 790.0,
     ("gpt2-124m, compiled", "tokens/s"): 462_000.0,
     ("1b, compiled", "tokens/s"): 54_000.0,
@@ -52,9 +52,9 @@ class Row(NamedTuple):
     """One row.
 
     Args:
-        measure: in a folder -> its figures, named after the row; the first stands beside peers'.
-        limit_s: after so many seconds its process is ended.
-        peers: names of other rows -> the aim of ours by theirs.
+        measure: from a folder to figures, named after the row; peers compare with the first.
+        limit_s: seconds after which its process is ended.
+        peers: names of other rows -> the aim of our figure divided by theirs.
     """
 
     measure: Callable[[Path], list[Figure]]
@@ -67,10 +67,10 @@ Measure = Callable[[str, Row, argparse.Namespace], list[Figure]]
 
 
 class RowFailed(RuntimeError):
-    """A row that failed; its words are the error of the last traceback, or else the last line.
+    """A row failed; the message is the error of the last traceback, or else the last line printed.
 
     Args:
-        printed: all that it printed, kept as an attribute.
+        printed: all output of the row, kept as an attribute.
     """
 
     def __init__(self, printed: str) -> None:
@@ -87,7 +87,7 @@ def rows(options: argparse.Namespace) -> Rows:
     for name, size in sizes.items():
         peers = {NANOGPT: AT_LEAST, ACCELERATE: AT_LEAST, "eager": None} if not size.lora else {}
         named = {f"{name}, {peer}": aim for peer, aim in peers.items()}
-        limit_s = LONG_S if size.lora else MOST_S  # its base is drawn on the host first
+        limit_s = LONG_S if size.lora else MOST_S  # its base is first drawn on the host
         found[f"{name}, compiled"] = Row(partial(language_model, size, True), limit_s, named)
     number = 16 if is_small else 512
     coder, retriever = ({}, {}) if is_small else (gpu_rows.CODER, gpu_rows.RETRIEVER)
@@ -122,10 +122,10 @@ def rows(options: argparse.Namespace) -> Rows:
 
 
 def measured(name: str, row: Row, options: argparse.Namespace) -> list[Figure]:
-    """Return the figures of a row, in a process of its own.
+    """Return the figures of a row, measured in a process of its own.
 
     Raises:
-        RowFailed: it failed, or did not end within the limit.
+        RowFailed: the process failed, or did not end within the limit.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
@@ -150,8 +150,8 @@ def slug(name: str) -> str:
 
 
 def figures_of(table: Rows, found: dict[str, list[Figure]], aims: Mapping[Any, float]) -> Figures:
-    """Return the figures of all rows that were measured, with their aims: each by itself, as a
-    share of what the device does at most, and beside its peers. Rows were measured one by one."""
+    """Return the figures of all measured rows, with their aims: each alone, as a share of the
+    device's ceiling, and beside its peers. Rows were measured one after the other."""
     figures = Figures()
     most = {row.unit: statistics.median(row.ours) for row in found.get(CEILINGS, [])}
     for name, own in found.items():
@@ -180,15 +180,15 @@ def measure_all(
     path: Path = FILE,
     measure: Measure = measured,
 ) -> list[str]:
-    """Measure the rows, and keep and show their figures; those of toy sizes are shown alone,
-    without aims. Return a line for each row that failed, all that it printed is in gpu/.
+    """Measure the rows; keep and show their figures, but only show those of toy sizes, without
+    aims. Return a line for each row that failed; all output of the rows is in gpu/.
 
     Args:
-        table: of the command.
+        table: rows of the command, by name.
         options: `small`, `only`, `trace` and `text` of the command line.
-        aims: what, unit -> least.
-        path: that keeps the figures.
-        measure: of a row, see `measured`.
+        aims: (what, unit) -> least value.
+        path: of the file that keeps the figures.
+        measure: measures one row, as `measured` does.
     """
     console, figures = Console(highlight=False), Figures()
     found: dict[str, list[Figure]] = {}
@@ -205,7 +205,7 @@ def measure_all(
             missing.append(f"{name}: {error}; all that it printed is in {log}")
             continue
         figures = figures_of(table, found, aims)
-        if options.small:  # no aim is meant for these sizes
+        if options.small:  # aims are not meant for toy sizes
             figures.rows = [replace(row, aim=None) for row in figures.rows]
         else:
             figures.write(path)
@@ -228,8 +228,8 @@ def main(
     rows: Callable[[argparse.Namespace], Rows],
     aims: Mapping[Any, float],
 ) -> None:
-    """Be the command of a module: measure the rows that it has for its options, or one of them in
-    this process. Args: aims, what and unit -> least."""
+    """Run a benchmark module as a command: measure its rows for the options given, or a single row
+    in this process. Args: aims, (what, unit) -> least."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("only", nargs="?", default="", help="rows whose names begin so; else all")
     parser.add_argument("--small", action="store_true", help="toy sizes, also without a GPU")

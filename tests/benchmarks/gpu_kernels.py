@@ -1,10 +1,10 @@
-"""Parts of a language model's step by themselves, on one GPU, each beside what else there is.
+"""Parts of a language model's step, measured alone on one GPU beside other implementations.
 
 python -m tests.benchmarks.gpu_kernels attention   over documents of packed rows
 python -m tests.benchmarks.gpu_kernels loss        head and cross-entropy
 python -m tests.benchmarks.gpu_kernels step        a step of the 1b, under autocast and by policy
 
-Rates are of the arithmetic of forward and backward that documents and targets need. Options, files
+Rates count the arithmetic of forward and backward that documents and targets need. Options, files
 and processes are those of `tests.benchmarks.gpu`.
 """
 
@@ -27,13 +27,13 @@ from tests.benchmarks.gpu import CEILINGS, Row, Rows, main
 from tests.benchmarks.gpu_rows import DEVICE, SIZES, ceilings, language_model, looped
 
 HEADS, KV_HEADS, HEAD_SIZE = 32, 8, 128
-SHAPES = {  # rows, positions, positions of each document; 0: of many lengths
+SHAPES = {  # rows, positions, positions of each document (0: lengths vary)
     "packed 8 x 4,096": (8, 4096, 0),
     "1 x 32,768": (1, 32_768, 32_768),
     "4 x 8,192, documents of 512": (4, 8192, 512),
 }
-MEAN_LENGTH = 350  # of documents of many lengths
-BACKWARD = 2.5  # arithmetic of attention's backward pass by that of its forward pass
+MEAN_LENGTH = 350  # mean length of documents whose lengths vary
+BACKWARD = 2.5  # arithmetic of attention's backward pass, as a multiple of its forward pass
 VOCABULARIES, TARGETS, WIDTH = (50_257, 50_304, 128_256), 16_384, 2048
 LEAST_BY_MASK, LEAST_BY_PRODUCTS, LEAST_BY_AUTOCAST = 3.0, 0.8, 1.15
 AIMS = {("attention, packed 8 x 4,096, flash 3, forward", "TFLOP/s"): 450.0}
@@ -42,20 +42,20 @@ Attended = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [R, H, T, K], k and v
 
 
 def own(as_mask: bool, ids: Tensor) -> Attended:
-    """Return attention as our networks have it. Args: ids, of documents [R, T] int64."""
+    """Return our networks' attention. Args: ids, of documents [R, T] int64."""
     documents = Documents(mask=visible(ids)) if as_mask else Documents()
-    if not as_mask and ids.any():  # else a row is one document, as a batch then says
+    if not as_mask and ids.any():  # without ids each row is one document
         documents = documents_of(ids, torch.empty(0, dtype=torch.bfloat16), HEAD_SIZE)
     return lambda q, k, v: attend(q, k, v, documents)
 
 
 def visible(ids: Tensor) -> Tensor:
-    """Return which positions see which, [R, 1, T, T] bool."""
+    """Return which positions each position may attend to, [R, 1, T, T] bool."""
     return (ids[:, None, :, None] == ids[:, None, None, :]).tril()
 
 
 def flash(version: str, ids: Tensor) -> Attended:
-    """Return that of torch for sequences of many lengths. Args: version, FA2 or FA3."""
+    """Return torch's attention over sequences of varying lengths. Args: version, FA2 or FA3."""
     if version != "FA2":
         activate_flash_attention_impl(version)
     is_first = F.pad(ids.diff(dim=1) != 0, (1, 0), value=True).flatten()
@@ -72,7 +72,7 @@ def flash(version: str, ids: Tensor) -> Attended:
 
 
 def cudnn(ids: Tensor) -> Attended:
-    """Return that of cuDNN, by a mask."""
+    """Return cuDNN's attention, with a mask."""
     mask = visible(ids)
 
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def cudnn(ids: Tensor) -> Attended:
 
 
 def flex(ids: Tensor) -> Attended:
-    """Return that of code which torch makes for a rule."""
+    """Return FlexAttention, compiled by torch for our rule of visibility."""
 
     def sees(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (ids[row, q] == ids[row, k]) & (q >= k)
@@ -111,7 +111,7 @@ def document_ids(rows: int, length: int, size: int) -> Tensor:
 
 
 def attention(shape: Sizes, way: str, heads: Sizes, folder: Path) -> list[Figure]:
-    """Attend. Args: shape, as in SHAPES; heads, H, G and K."""
+    """Measure attention. Args: shape, as in SHAPES; heads, H, G and K."""
     torch.manual_seed(0)
     rows, length, _ = shape
     ids, (num_heads, kv_heads, size) = document_ids(*shape), heads
@@ -121,7 +121,7 @@ def attention(shape: Sizes, way: str, heads: Sizes, folder: Path) -> list[Figure
         .requires_grad_()
         for n in (num_heads, kv_heads, kv_heads)
     )
-    apart = ids + length * torch.arange(rows, device=DEVICE)[:, None]  # no id in two rows
+    apart = ids + length * torch.arange(rows, device=DEVICE)[:, None]  # ids unique over all rows
     lengths = apart.unique(return_counts=True)[1]
     pairs = float((lengths * (lengths + 1) / 2).sum())
     work = 4e-12 * pairs * num_heads * size
@@ -164,7 +164,7 @@ PRODUCTS = "its three products alone"
 
 
 def loss(vocabulary: int, targets: int, width: int, kind: str, folder: Path) -> list[Figure]:
-    """Take the gradient of the loss of a head [V, D] and of the rows [N, D] that it reads."""
+    """Measure loss and gradients of a head [V, D] and of the rows [N, D] that it reads."""
     torch.manual_seed(0)
     rows = torch.randn(targets, width, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(vocabulary, width, device=DEVICE).mul_(0.02).requires_grad_()
@@ -189,7 +189,7 @@ def loss(vocabulary: int, targets: int, width: int, kind: str, folder: Path) -> 
 
 
 def rows(options: argparse.Namespace) -> Rows:
-    """Return the rows of this command by name: all that begin with the part that is asked for."""
+    """Return the rows of this command by name: those that begin with the part asked for."""
     is_small = options.small
     found = {CEILINGS: Row(partial(ceilings, is_small))}
     heads = (4, 2, 32) if is_small else (HEADS, KV_HEADS, HEAD_SIZE)

@@ -1,6 +1,6 @@
-"""Rows of the GPU benchmark: each trains or uses one network at one size and says how fast.
+"""Rows of the GPU benchmark: each trains or uses one network at one size and measures its speed.
 
-Beside ours stand a loop as nanoGPT has it, and transformers with accelerate.
+The peers are a loop in the style of nanoGPT, and transformers with accelerate.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ from tests.distributed.launch import ROOT
 from tests.text_corpora import StreamStore
 from tests.toy import ledger_lines
 
-# Compiling and the allocator's growth end in the warm-up; a round is one interval of the logs.
+# The warm-up absorbs compilation and the allocator's growth; a round is one interval of the logs.
 WARM_UP, ROUNDS, STEPS_OF_ROUND = 10, 3, 10
 STEPS = WARM_UP + ROUNDS * STEPS_OF_ROUND
 CLIP = 1.0
-GPU, TRACE = "GPU", "GPU_TRACE"  # of the figures; variable with the file of a profile
-LOADS = {"tokens/s": "tokens", "rows/s": "samples"}  # of a batch
+GPU, TRACE = "GPU", "GPU_TRACE"  # family of figures; variable with a profile's path
+LOADS = {"tokens/s": "tokens", "rows/s": "samples"}  # unit -> key of a batch's load
 MOST_OVERHEAD, MOST_WAIT, MOST_GRAPHS, MOST_STALL_S = 1.01, 0.01, 3, 0.5
-OF_LINES = (  # of `throughput.jsonl`: key, what it is, unit, aim
+OF_LINES = (  # keys of `throughput.jsonl`: key, what, unit, aim
     ("mfu", "", "MFU", None),
     ("padding_share", ", positions of padding", "share", Aim(0.02, of="value")),
 )
-SHAKESPEARE_NATS = 1.47  # what nanoGPT states for this size
-MOST_APART = 0.01  # nats
-LEAST_SHOWN = 0.001  # of the time
-PROMPT, WRITTEN = 64, 128  # tokens
+SHAKESPEARE_NATS = 1.47  # loss that nanoGPT reports for this size
+MOST_APART = 0.01  # largest gap, in nats
+LEAST_SHOWN = 0.001  # least share of the time that is shown
+PROMPT, WRITTEN = 64, 128  # tokens of a prompt, tokens generated
 COPIED_FLOATS, FEW_FLOATS = 2**30, 2**20
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DATA = ROOT.parent / "shared" / "data"
@@ -95,7 +95,7 @@ SEVEN_B = replace(
 
 @dataclass(frozen=True)
 class Size:
-    """One shape of a language model, and how much of it a step takes.
+    """One shape of a language model, and the size of its steps.
 
     Args:
         config: of the network.
@@ -116,7 +116,7 @@ class Size:
 
     @property
     def filled_vocabulary(self) -> int:
-        """V as nanoGPT has it, and our loss by itself: products of a multiple of 128 are faster."""
+        """V as nanoGPT and our loss pad it: products with a multiple of 128 are faster."""
         return -(-(self.config.vocab_size or 0) // PADDED_TO_ON_GPU) * PADDED_TO_ON_GPU
 
 
@@ -133,11 +133,11 @@ RETRIEVER: dict[str, Any] = {ENCODER: MINI}
 
 
 class Rounds(Callback):
-    """Notes the seconds of each round of steps, for which alone a GPU is waited, and the state of
-    its clocks; and then trains on the batches of each round again, by a plain loop.
+    """Notes the seconds of each round of steps and the GPU's clocks, and waits for the GPU only
+    between rounds; afterwards a plain loop trains on the batches of each round again.
 
     Args:
-        unit: what a second has of it, such as tokens/s.
+        unit: of the rate, such as tokens/s.
         warm_up: steps before the first round.
         of_round: steps of a round.
     """
@@ -163,13 +163,13 @@ class Rounds(Callback):
     def on_train_end(self, trainer: Trainer, module: Any) -> None:
         self.peak_bytes = peak_bytes()
         if isinstance(trainer.strategy, FullyShardedStrategy):
-            return  # a loop by hand does not gather
+            return  # the plain loop cannot gather shards
         for start in range(0, len(self._batches), self.of_round):
             batches = self._batches[start : start + self.of_round]
             self.loop_seconds.append(loop_seconds(trainer, module, batches))
 
     def note(self, amount: float) -> None:
-        """Count a step that did so much."""
+        """Count a step that trained on so much."""
         if self._profiler is not None:
             self._profiler.step()
         self._steps, self._amount = self._steps + 1, self._amount + amount
@@ -185,11 +185,11 @@ class Rounds(Callback):
         self._began, self._amount = clock(), 0.0
 
     def figures(self, name: str = "", lines: Sequence[dict[str, Any]] = ()) -> list[Figure]:
-        """Return all that was found, the speed first.
+        """Return all figures, the speed first.
 
         Args:
-            name: of what was measured, if it is not all that the row is.
-            lines: of `throughput.jsonl`, of each round.
+            name: of the quantity, if the row measures more than one.
+            lines: of `throughput.jsonl`, one for each round.
         """
         rates = [amount / s for amount, s in zip(self.amounts, self.seconds, strict=True)]
         memory = ((self.peak_bytes or peak_bytes()) / 2**30,) * 2
@@ -214,8 +214,8 @@ class Rounds(Callback):
 
 
 def profiler(warm_up: int) -> Any:
-    """Return a started profiler of three of the last steps of a warm-up, where a file is named to
-    it; else `None`, as where a warm-up is so short that it would be measured."""
+    """Return a started profiler of three late steps of the warm-up if the environment names a file
+    for it; else `None`, also if the warm-up is too short to hold them."""
     path = os.environ.get(TRACE)
     if path is None or warm_up < 5:
         return None
@@ -228,7 +228,7 @@ def profiler(warm_up: int) -> Any:
 
 
 def split(lines: Sequence[dict[str, Any]]) -> str:
-    """Return where the time went, the longest first, such as `time: steps 99 %, data 1 %`."""
+    """Return the shares of time, the longest first, such as `time: steps 99 %, data 1 %`."""
     if not lines:
         return ""
     shares = {phase: _share(lines, phase) for phase in lines[0]["split"]}
@@ -242,17 +242,17 @@ def _share(lines: Sequence[dict[str, Any]], phase: str) -> float:
 
 
 def clock() -> float:
-    """Return the seconds at which the GPU has done all that it was asked for."""
+    """Return the time in seconds, once the GPU has finished all work in its queue."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def clock_state() -> str:
-    """Return the clock of the multiprocessors and the draw of the GPU, where NVML tells."""
+    """Return the GPU's clock rate and power draw; "" if NVML does not give them."""
     try:
         return f"{torch.cuda.clock_rate()} MHz, {torch.cuda.power_draw() / 1e3:.0f} W"
-    except (AssertionError, ModuleNotFoundError, RuntimeError):  # no GPU, package or right to it
+    except (AssertionError, ModuleNotFoundError, RuntimeError):  # no GPU, package or permission
         return ""
 
 
@@ -261,7 +261,7 @@ def peak_bytes() -> int:
 
 
 def looped(step: Callable[[], Any], amount: float, unit: str, *sizes: int) -> Rounds:
-    """Return the rounds of a step that does so much of a unit. Args: sizes, as of `Rounds`."""
+    """Return the rounds of a step that handles `amount` of a unit. Args: sizes, as of `Rounds`."""
     rounds = Rounds(unit, *sizes)
     for _ in range(rounds.warm_up + ROUNDS * rounds.of_round):
         step()
@@ -270,8 +270,8 @@ def looped(step: Callable[[], Any], amount: float, unit: str, *sizes: int) -> Ro
 
 
 def loop_seconds(trainer: Trainer, module: Any, batches: list[Any]) -> float:
-    """Return the seconds of a round of the loop that one would write by hand: the same network,
-    compiled or not, the same loss, precision, clipping and optimizer, on batches that lie there."""
+    """Return the seconds that a hand-written loop takes for a round: the same network, compiled or
+    not, the same loss, precision, clipping and optimizer, on batches already on the device."""
     (optimizer,) = trainer.optimizers
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     begun = clock()
@@ -287,8 +287,8 @@ def loop_seconds(trainer: Trainer, module: Any, batches: list[Any]) -> float:
 
 
 def quiet_trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
-    """Return a Trainer on the GPU with everything on but checkpoints, in bfloat16."""
-    # Those of a billion weights would take longer than the steps.
+    """Return a Trainer on the GPU in bfloat16, with all features but checkpoints."""
+    # Checkpoints of a billion weights would take longer than the steps.
     saves = (Checkpoint, LastCheckpoint)
     usual = [c for c in default_callbacks() if not isinstance(c, saves)]
     quiet = {"enable_progress_bar": False, "enable_checkpointing": False}
@@ -297,7 +297,7 @@ def quiet_trainer(folder: Path, *callbacks: Callback, **options: Any) -> Trainer
 
 
 def trained(folder: Path, module: Any, data: Any, unit: str, **options: Any) -> list[Figure]:
-    """Train for the rounds; return what was found. Args: options, of the Trainer."""
+    """Train for the rounds; return the figures. Args: options, of the Trainer."""
     rounds = Rounds(unit)
     quiet_trainer(folder, rounds, max_steps=STEPS, **options).fit(module, data)
     written = (folder / FILE_NAME).read_text("utf-8").splitlines()
@@ -312,13 +312,13 @@ def trained(folder: Path, module: Any, data: Any, unit: str, **options: Any) -> 
 
 
 class EqualBlocks(RaggedData):
-    """A text in blocks of equal length, each a row: `layout: blocks` without its short end, so that
-    no step is of another shape, and none is compiled for it.
+    """A text in blocks of equal length, one a row: `layout: blocks` without the short last block,
+    so that all steps have one shape and none is compiled anew.
 
     Args:
         size: of the rows.
-        steps: that it suffices for, of random tokens; or the bytes of documentation, again and
-            again.
+        steps: that the text suffices for; it is random tokens, or the demo text's bytes,
+            repeated.
     """
 
     def __init__(self, size: Size, steps: int = STEPS, is_random: bool = True) -> None:
@@ -335,7 +335,7 @@ class EqualBlocks(RaggedData):
 
 
 def model_of(size: Size, compiles: bool) -> LitCausalLM:
-    """Return a model that is pre-trained, or whose adapters are trained."""
+    """Return a model to pre-train, or one whose adapters are trained."""
     seed_everything(0, verbose=False)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     lora = LoraOptions(targets, 16, 32.0, base_dtype="bfloat16") if size.lora else None
@@ -349,8 +349,8 @@ def language_model(size: Size, compiles: bool, folder: Path, **options: Any) -> 
 
 
 def curves(size: Size, compiles: bool, steps: int, folder: Path) -> list[Figure]:
-    """Train in bfloat16 and in float32 on the same plan; return how far apart the losses end, in
-    the mean of the last steps."""
+    """Train in bfloat16 and in float32 on the same plan; return the gap between the mean losses of
+    the last steps."""
     ends = []
     for precision in ("bf16-mixed", "32-true"):
         trainer = quiet_trainer(folder / precision, max_steps=steps, precision=precision)
@@ -363,7 +363,7 @@ def curves(size: Size, compiles: bool, steps: int, folder: Path) -> list[Figure]
 
 
 class Timed(LastCheckpoint):
-    """Notes how long the training stands still for a checkpoint, and when that is written."""
+    """Measures how long training stops for a checkpoint, and when the file is written."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(every_n_minutes=None, every_epoch=False, **options)
@@ -379,8 +379,8 @@ class Timed(LastCheckpoint):
 
 
 def stalls(size: Size, is_sharded: bool, folder: Path, **options: Any) -> list[Figure]:
-    """Save after each of three steps; return for how long training stands still, and would if it
-    waited for the file. Args: options, of the Trainer."""
+    """Save after each of three steps; return how long training stops, and how long it would stop if
+    it waited for the file. Args: options, of the Trainer."""
     timed = Timed(every_n_steps=1)
     strategy = FullyShardedStrategy(sharded_checkpoint=True) if is_sharded else "auto"
     trainer = quiet_trainer(folder, timed, max_steps=ROUNDS, strategy=strategy, **options)
@@ -390,7 +390,7 @@ def stalls(size: Size, is_sharded: bool, folder: Path, **options: Any) -> list[F
 
 
 def writing(size: Size, number: int, folder: Path) -> list[Figure]:
-    """Write texts with weights in bfloat16; return tokens/s, and GB/s of weights that are read."""
+    """Generate texts with bfloat16 weights; return tokens/s, and GB/s of weights read."""
     torch.manual_seed(0)
     with DEVICE:
         network = Decoder(size.config).to(torch.bfloat16).eval()
@@ -408,7 +408,7 @@ def writing(size: Size, number: int, folder: Path) -> list[Figure]:
 
 
 def searching(number: int, is_ours: bool, folder: Path) -> list[Figure]:
-    """Search so many vectors of 384 numbers for 256 queries: exactly, or by float32 as it is."""
+    """Search `number` vectors of 384 numbers for 256 queries: exactly, or in plain float32."""
     torch.manual_seed(0)
     documents, queries = (torch.randn(n, 384, device=DEVICE) for n in (number, 256))
 
@@ -435,16 +435,16 @@ def built_from(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def of_config(name: str, changes: dict[str, Any], rows: int, folder: Path) -> list[Figure]:
-    """Train the model of a shipped config at another size, on the data that it makes itself, with
-    so many rows in a step of one micro-batch."""
+    """Train the model of a shipped config at another size, on the data that it generates, with so
+    many rows in a step of one micro-batch."""
     batch = {f"data.init_args.{key}_batch_size": rows for key in ("global", "micro")}
     return trained(folder, *built_from(name, changes | batch), "rows/s")
 
 
 def prediction(name: str, changes: dict[str, Any], number: int, folder: Path) -> list[Figure]:
-    """Code the demo's texts, many times each and numbered, since equal ones are coded once, with a
-    coder that has trained a step; return rows/s from table to table, and the minutes that ten
-    million take."""
+    """Code the demo's texts with a coder that has trained one step; return rows/s from table to
+    table, and the minutes for ten million rows. Texts are repeated and numbered: equal ones are
+    coded once."""
     header, *texts = demo_occupations().read_text("utf-8").splitlines()
     texts = itertools.cycle(text for text in texts if not text.startswith('"'))
     table = folder / "texts.csv"
@@ -462,8 +462,8 @@ def prediction(name: str, changes: dict[str, Any], number: int, folder: Path) ->
 
 
 def nanogpt_loop(size: Size, folder: Path) -> list[Figure]:
-    """Train the same network as nanoGPT does: all of it compiled, autocast, full logits of a
-    vocabulary that is filled up."""
+    """Train the same network as nanoGPT does: compiled as a whole, autocast, full logits of a
+    padded vocabulary."""
     torch.manual_seed(0)
     with DEVICE:
         network = Decoder(replace(size.config, vocab_size=size.filled_vocabulary))
@@ -475,7 +475,7 @@ def nanogpt_loop(size: Size, folder: Path) -> list[Figure]:
 
 
 def transformers_loop(size: Size, folder: Path) -> list[Figure]:
-    """Train the same shape of transformers under accelerate."""
+    """Train a transformers model of the same shape with accelerate."""
     from accelerate import Accelerator
     from transformers import AutoModelForCausalLM
 
@@ -493,8 +493,8 @@ def transformers_loop(size: Size, folder: Path) -> list[Figure]:
 
 
 def steps(size: Size, loss_of: Callable[[Tensor, Tensor], Tensor], parameters: Any) -> list[Figure]:
-    """Return what a loop finds that trains on random rows, which lie on the device already. Args:
-    loss_of, inputs and labels -> mean loss."""
+    """Return the figures of a loop that trains on random rows already on the device. Args: loss_of,
+    inputs and labels -> mean loss."""
     optimizer, shape = adamw(parameters), (size.rows, size.length + 1)
 
     def step() -> None:
@@ -510,8 +510,8 @@ def steps(size: Size, loss_of: Callable[[Tensor, Tensor], Tensor], parameters: A
 
 
 def ceilings(is_small: bool, folder: Path) -> list[Figure]:
-    """Return what the device does at most: a matrix product in bfloat16, and a copy within its
-    memory, bytes read and written."""
+    """Return the device's ceilings: bfloat16 matrix products, and bytes read and written by a copy
+    within its memory."""
     size = 256 if is_small else 8192
     a = torch.randn(size, size, device=DEVICE).to(torch.bfloat16)
     source = torch.ones(FEW_FLOATS if is_small else COPIED_FLOATS, device=DEVICE)
@@ -522,12 +522,12 @@ def ceilings(is_small: bool, folder: Path) -> list[Figure]:
 
 
 def by_command(config: str, folder: Path, **options: Any) -> float:
-    """Return the seconds of a shipped run by the command line, the start included."""
+    """Return the seconds of a shipped run by the command line, start included."""
     begun = time.perf_counter()
     command = ["-m", "lit_models", "fit", "--config", config]
     command += [f"--trainer.default_root_dir={folder}"]
     command += [f"--data.{key}={value}" for key, value in options.items()]
-    # Not by `run`, whose mark would hide it from the one that ends this process in time.
+    # Not `run`: its own mark would hide the child from the process that enforces the limit.
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError((done.stdout + done.stderr).strip()[-2000:])
@@ -543,8 +543,8 @@ def hisco(folder: Path) -> list[Figure]:
 
 
 def shakespeare(text: Path, folder: Path) -> list[Figure]:
-    """Train the published Shakespeare run: its best validation loss, its seconds, and the tokens/s
-    of its median step."""
+    """Train the published Shakespeare run; return its best validation loss, its seconds, and the
+    tokens/s of its median step."""
     seconds = by_command("causal_lm/shakespeare_gpu.yaml", folder, train_files=text)
     header, *rows = (folder / "metrics.csv").read_text("utf-8").splitlines()
     column = header.split(",").index("val/loss")

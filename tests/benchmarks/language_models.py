@@ -1,8 +1,8 @@
-"""Runs of language models as the command line has them, and what they are measured against: a plain
-loop, and the Trainer of transformers.
+"""Runs of language models as the command line makes them, and their peers: a plain loop, and the
+Trainer of transformers.
 
-python -m tests.benchmarks.language_models DOCUMENTS.npz pad|group STEPS prints the speed of the
-Trainer; it runs by itself, with the one package that only this peer needs on PYTHONPATH.
+python -m tests.benchmarks.language_models DOCUMENTS.npz pad|group STEPS prints the Trainer's
+speed, in a process of its own, with the one package that only this peer needs on PYTHONPATH.
 """
 
 import hashlib
@@ -42,13 +42,13 @@ def ragged_documents(number: int, seed: int) -> list[np.ndarray]:
     """Return documents of log-normal lengths, mean 180 and sigma 0.8, cut at 512 tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.lognormal(np.log(180) - 0.8**2 / 2, 0.8, number).astype(int).clip(2, LONGEST)
-    # Token frequencies fall with their rank, as those of words do.
+    # Token frequencies fall with their rank, as word frequencies do.
     ranks = 1 / np.arange(1, VOCABULARY + 1)
     return [rng.choice(VOCABULARY, n, p=ranks / ranks.sum()) for n in lengths]
 
 
 def plain_logits(network: Decoder, input_ids: Tensor) -> Tensor:
-    """Return the logits of rows that each hold one document: what a plain script would compute."""
+    """Return the logits of rows of one document each, as a plain script would compute them."""
     places = torch.arange(input_ids.shape[1], device=input_ids.device).expand(1, -1)
     config, rotation = network.config, None
     hidden = network.embedding(input_ids)
@@ -95,13 +95,13 @@ def plain_loop(
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        loss.item()  # as whoever prints it does
+        loss.item()  # as a loop that prints its loss
         ends.append(time.perf_counter())
     return [after - before for before, after in pairwise(ends)]
 
 
 def of_transformers(config: DecoderConfig, vocab_size: int, length: int) -> Any:
-    """Return the shape of a network as transformers has it; without dropout, as ours."""
+    """Return a network's shape as a configuration of transformers; without dropout, as ours."""
     from transformers import GPT2Config, LlamaConfig
 
     if config.positions == "learned":
@@ -152,7 +152,7 @@ def hugging_face_trainer(
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
         batch = padded(examples)
-        # The first token of each is no target.
+        # The first token of each document is no target.
         useful.append(int(batch["attention_mask"].sum()) - len(examples))
         return batch
 
@@ -193,7 +193,7 @@ class Clock(Callback):
 
 
 class RaggedData(LanguageModelDataModule):
-    """The documents as samples of their own."""
+    """The documents, each a sample."""
 
     def __init__(self, documents: list[np.ndarray], longest: int = LONGEST, **options: Any) -> None:
         super().__init__(**options)
@@ -207,11 +207,11 @@ class RaggedData(LanguageModelDataModule):
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """One of which only the checkpoint hears."""
+        """Tokenizer that only the checkpoint reads."""
         return byte_tokenizer()
 
     def prepare_data(self) -> None:
-        """Do nothing: the tokens are there already."""
+        """Do nothing: the tokens exist already."""
 
     def setup(self, stage: str) -> None:
         """Build the datasets."""
@@ -224,7 +224,7 @@ class RaggedData(LanguageModelDataModule):
 
 
 def trainer_of(folder: Path, callbacks: list[Callback], **options: Any) -> Trainer:
-    """Return a Trainer as the command line has it: loggers, no validation, and such callbacks."""
+    """Return a Trainer as on the command line: loggers, no validation, and these callbacks."""
     defaults = {
         "accelerator": "cpu",
         "max_epochs": -1,

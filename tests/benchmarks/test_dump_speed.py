@@ -1,7 +1,7 @@
 """A dump of activations beside a plain loop over transformers with a hook, in turns.
 
-Two processes stand beside one that was started as they were: whoever dumps for the second time in a
-process finds the code of its products made, which takes a fifth of so short a dump.
+Two processes are compared with one that is started in the same way: a second dump in the same
+process finds the kernels for its products ready, which saves a fifth of so short a dump.
 python -m tests.benchmarks.test_dump_speed FOLDER TARGET DEVICES prints the seconds of one.
 """
 
@@ -89,7 +89,7 @@ def dump_in_processes(folder: Path, target: Path, devices: int) -> float:
 
 
 def plain_batches(store: ActivationStore) -> list[Any]:
-    """Return the same documents, all read to their end, sorted by length and padded."""
+    """Return the same documents, read completely before the start, sorted by length and padded."""
     rows = []
     for part in range(3):
         pieces = Pieces(store, part, LONGEST)
@@ -119,7 +119,7 @@ def padded(batch: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Any, Any, Any]:
 
 
 def plain_loop(folder: Path, batches: list[Any], target: Path) -> float:
-    """Read all, save the activations, and return the seconds."""
+    """Read all batches, save the activations, and return the seconds."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(folder / "model").eval()
@@ -134,7 +134,7 @@ def test_activations_per_second_beside_a_plain_loop(folder, tmp_path, figures):
     dump(folder, tmp_path / "first")
     store = ActivationStore(tmp_path / "first")
     number, batches = sum(store.schema["num_activations"].values()), plain_batches(store)
-    plain_loop(folder, batches[:3], tmp_path / "first.npy")  # as warm as the other
+    plain_loop(folder, batches[:3], tmp_path / "first.npy")  # warm-up, as the other side has
     names = ("plain loop", "unisono", "1 process", "2 processes")
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(ROUNDS):
@@ -154,9 +154,9 @@ def test_activations_per_second_beside_a_plain_loop(folder, tmp_path, figures):
     )
     expected = np.sort(np.load(tmp_path / "0.npy").sum(1))
     kept = np.sort(np.concatenate([store.array(part, "activations").sum(1) for part in range(3)]))
-    np.testing.assert_allclose(kept, expected, atol=1e-4)  # both did the same work
+    np.testing.assert_allclose(kept, expected, atol=1e-4)  # both computed the same activations
 
 
-if __name__ == "__main__":  # processes that Lightning starts need a program of their own
+if __name__ == "__main__":  # Lightning starts further processes by running a program again
     torch.set_num_threads(1)
     print("seconds", dump(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

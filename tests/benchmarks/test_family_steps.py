@@ -2,11 +2,11 @@
 
 pytest -m benchmark tests/benchmarks/test_family_steps.py
 
-Both take turns of a few steps within one process, on one network and one heap. Both wait for the
-batches that their own loader makes, each every second time as the first that asks for them: what
-a dataset keeps of a text, such as its tokens, serves them alike. Several batches are made
-together, so that the median step waits for none: what of our steps is this wait on average, over as
-many as are made together, has a row of its own.
+The two take turns of a few steps within one process, on one network and one heap. Each waits for
+the batches of its own loader; the two alternate in asking first for a batch, since whatever a
+dataset keeps of a text, such as its tokens, speeds up the second. Several batches are made
+at once, so the median step never waits. Another row gives the share of our steps spent waiting, on
+average over as many steps as there are batches made at once.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.language_models import trainer_of
 from tests.toy import json_rows
 
-CONFIGS = {  # family -> config, and turns, an even number: 15 to 70 s of steps
+CONFIGS = {  # family -> config and an even number of turns: 15 to 70 s of steps
     "occupation_coder": ("occupation_coder/demo.yaml", 16),
     "causal_lm": ("causal_lm/demo.yaml", 10),
     "consistency_lens": ("consistency_lens/fit.yaml", 40),
@@ -43,7 +43,7 @@ CONFIGS = {  # family -> config, and turns, an even number: 15 to 70 s of steps
     "seo, retriever": ("seo/retriever_demo.yaml", 48),
     "seo, writer": ("seo/writer_demo.yaml", 32),
 }
-TURN, MOST_PER_CENT, MOST_WAIT = 8, 102, 0.01  # steps; of a plain step; share of a step
+TURN, MOST_PER_CENT, MOST_WAIT = 8, 102, 0.01  # steps of a turn; % of a plain step; share of a step
 pytestmark = [pytest.mark.benchmark, pytest.mark.filterwarnings("ignore")]
 
 
@@ -52,7 +52,7 @@ class Turns(Callback):
 
     Attributes:
         ours: milliseconds of a step, the median of each turn; the first turn is warm-up.
-        theirs: the same of the plain loop.
+        theirs: the same for the plain loop.
     """
 
     def __init__(self, clip: float | None) -> None:
@@ -69,9 +69,9 @@ class Turns(Callback):
         self._ends.append(time.perf_counter())
         if len(self._ends) <= TURN:
             return
-        # The first step of a turn is left out: it finds the other loop's data in the caches.
+        # The first step of a turn is left out: the other loop's data is in the caches.
         self.ours.append(1e3 * float(np.median(np.diff(self._ends)[1:])))
-        if len(self.ours) % 2:  # the batches of this turn, then those of the next one before ours
+        if len(self.ours) % 2:  # this turn's batches, then the next turn's before ours reads them
             for _ in range(2):
                 taken = list(itertools.islice(self._plain, TURN))
                 self.theirs.append(1e3 * statistics.median(taken[1:]))
@@ -79,7 +79,7 @@ class Turns(Callback):
 
 
 def plain_steps(module: Any, data: PlannedDataModule, clip: float | None) -> Iterator[float]:
-    """Yield the seconds of each step of a loop as one would write it by hand."""
+    """Yield the seconds of each step of a hand-written loop."""
     found = module.configure_optimizers()
     optimizer = found["optimizer"] if isinstance(found, dict) else found
     schedule = found["lr_scheduler"]["scheduler"] if isinstance(found, dict) else None
@@ -95,19 +95,19 @@ def plain_steps(module: Any, data: PlannedDataModule, clip: float | None) -> Ite
         optimizer.step()
         if schedule is not None:
             schedule.step()
-        loss.item()  # as whoever prints it does
+        loss.item()  # as a loop that prints its loss
         yield time.perf_counter() - begun
 
 
 def epoch_of(data: PlannedDataModule, epoch: int) -> PlannedLoader:
-    """Return the training batches of an epoch, whatever the run is at."""
+    """Return the training batches of an epoch, independent of the run's position."""
     plan, dataset = data.plan("train", epoch), data.datasets["train"]
     dealt = (plan, dataset.lengths, dataset.target_counts, data.batching, 1, 0, epoch)
     return PlannedLoader(dataset, partial(iterate_micro_batches, *dealt), data.steps_per_epoch, {})
 
 
 def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Turns) -> None:
-    """Train with ledger, checkpoints, loggers and progress, and with one callback more."""
+    """Train with ledger, checkpoints, loggers, progress, and one more callback."""
     seed_everything(1, verbose=False)
     module, data = built(config, "model"), built(config, "data")
     on = [*default_callbacks(), ProgressLine(), beside]
@@ -116,8 +116,8 @@ def trained(config: dict[str, Any], num_steps: int, folder: Path, beside: Turns)
 
 
 def config_of(path: str) -> dict[str, Any]:
-    """Return a config; the subject of a lens is that of its demo with random weights, and reads
-    the stories in every step, as ours and as the plain loop's."""
+    """Return a config. A lens gets its demo's subject with random weights, and reads the stories in
+    every step, in our run and in the plain loop."""
     config = yaml.safe_load(find_config(path).read_text("utf-8"))
     if path == CONFIGS["consistency_lens"][0]:
         subject = yaml.safe_load(find_config("consistency_lens/subject.yaml").read_text("utf-8"))
@@ -141,7 +141,7 @@ def test_a_step_beside_a_plain_loop(family: str, tmp_path: Path, figures: Figure
     aim = Aim(MOST_PER_CENT, of="value")
     figures.add(table, f"a step of {name}, all on", "% of a plain loop's", per_cent, aim=aim)
     _, *lines = json_rows(tmp_path / FILE_NAME)
-    # Of a step of ours, the mean of each log interval without the first one.
+    # Mean wait per step in each log interval but the first, as a share of our median step.
     waits_ms = [1e3 * line["split"]["data"] / line["steps"] for line in lines]
     shares = [wait / statistics.median(ours) for wait in waits_ms]
     aim = Aim(MOST_WAIT, of="value")

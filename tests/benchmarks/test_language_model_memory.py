@@ -1,5 +1,5 @@
-"""The memory of a training step of a language model, with and without the full logits; the time
-that a checkpoint takes."""
+"""Memory of a language model's training step, with and without the full logits; time of a
+checkpoint."""
 
 import ctypes
 import gc
@@ -26,10 +26,10 @@ CONTEXT = 1024
 
 
 class HostMeter:
-    """The resident memory of this process; Linux."""
+    """Resident memory of this process; Linux only."""
 
     def start(self) -> None:
-        """Give back what is free, and begin a stretch."""
+        """Return free memory to the system, and start a new measurement."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -38,7 +38,7 @@ class HostMeter:
         return self._line("VmRSS:")
 
     def peak_bytes(self) -> int:
-        """Return the most since `start`."""
+        """Return the peak since `start`."""
         return self._line("VmHWM:")
 
     def _line(self, name: str) -> int:
@@ -47,7 +47,7 @@ class HostMeter:
 
 
 class Peak(Callback):
-    """Notes the most memory that the second step took, moments and all."""
+    """Notes the peak memory of the second step, which already holds the moments."""
 
     def __init__(self) -> None:
         self.meter = HostMeter()
@@ -61,8 +61,8 @@ class Peak(Callback):
 
 
 class Resident(Callback):
-    """Notes the memory of the process after every step; after some steps also what is left once
-    its heap has given back what is free, which comes and goes by more than a leak would take."""
+    """Notes the process's memory after every step; after some steps also once the heap has returned
+    its free pages, whose number varies by more than a leak would add."""
 
     def __init__(self, *steps: int) -> None:
         self.meter, self.steps = HostMeter(), steps
@@ -72,7 +72,7 @@ class Resident(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         self.bytes.append(self.meter.used_bytes())
         if trainer.global_step in self.steps:
-            self.meter.start()  # gives it back
+            self.meter.start()  # returns free pages
             self.held.append(self.meter.used_bytes())
 
 
@@ -82,7 +82,7 @@ def shape_of(vocab_size: int) -> DecoderConfig:
 
 
 def peak_gib(folder: Path, vocab_size: int, rows: int) -> float:
-    """Return the peak of the second step here."""
+    """Return the peak of the second step of our run."""
     seed_everything(0, verbose=False)
     rng = np.random.default_rng(0)
     documents = [rng.integers(vocab_size, size=CONTEXT + 1) for _ in range(2 * rows)]
@@ -95,8 +95,8 @@ def peak_gib(folder: Path, vocab_size: int, rows: int) -> float:
 
 
 def plain_peak_gib(vocab_size: int, rows: int) -> float:
-    """Return the peak of two steps of a loop on the same network, with torch's cross-entropy of
-    all logits."""
+    """Return the peak of two steps of a loop on the same network, with torch's cross-entropy over
+    the full logits."""
     torch.manual_seed(0)
     text = torch.randint(vocab_size, (4 * rows * CONTEXT,))
     network, meter = Decoder(shape_of(vocab_size)), HostMeter()

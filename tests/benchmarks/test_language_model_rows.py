@@ -36,7 +36,7 @@ WAYS = {"pad": "padding", "group": "grouped by length"}
 
 
 def unisono_speed(folder: Path, documents: list[np.ndarray]) -> float:
-    """Return the useful tokens per second of a run here."""
+    """Return the useful tokens per second of our run."""
     seed_everything(0, verbose=False)
     config = DecoderConfig(vocab_size=VOCABULARY, max_positions=LONGEST, **RAGGED)
     data = RaggedData(documents, global_batch_size=BATCH)
@@ -45,7 +45,7 @@ def unisono_speed(folder: Path, documents: list[np.ndarray]) -> float:
 
 
 def peer_speed(folder: Path, packages: Path, way: str) -> float:
-    """Return that of the Trainer of transformers, in a process of its own."""
+    """Return the same for transformers' Trainer, in a process of its own."""
     command = ["-m", "tests.benchmarks.language_models", str(folder / "documents.npz"), way]
     done = run(*command, str(RAGGED_STEPS), timeout_s=600, PYTHONPATH=f"{ROOT}:{packages}")
     assert done.returncode == 0, done.stdout[-2000:]
@@ -56,7 +56,7 @@ def peer_speed(folder: Path, packages: Path, way: str) -> float:
 def accelerate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the one package that only the peer needs."""
     packages = tmp_path_factory.mktemp("packages")
-    if importlib.util.find_spec("accelerate"):  # by the extra `bench`
+    if importlib.util.find_spec("accelerate"):  # installed by the extra `bench`
         return packages
     install = ["pip", "install", "-q", "--no-deps", "--target", str(packages), "accelerate"]
     subprocess.run([sys.executable, "-m", *install], check=True)

@@ -2,7 +2,7 @@
 
 pytest -m benchmark tests/benchmarks/test_occupation_speed.py -s
 
-`padded` is the way of the systems that this one replaces: every row is padded to 128 characters,
+`padded` works as the systems that this one replaces: every row is padded to 128 characters,
 tokenised when it is fetched, and each decoding step runs the whole prefix. `fair` tokenises once,
 pads to the longest row of the batch and decodes with the key-value cache.
 """
@@ -54,7 +54,7 @@ class Texts:
         self.encoded = [encode(normalise(text), PADDED_LENGTH) for text in texts]
 
     def batch(self, rows: np.ndarray, is_padded: bool) -> dict[str, Any]:
-        """Return one batch; `is_padded` tokenises anew and pads to the full length."""
+        """Return one batch; `is_padded` tokenises again and pads to the full length."""
         if not is_padded:
             batch = padded_texts([self.encoded[row] for row in rows])
         else:
@@ -101,7 +101,7 @@ def plain_training(network: OccupationNetwork, texts: Texts, is_padded: bool) ->
 
 @torch.inference_mode()
 def greedy_by_whole_prefix(network: OccupationNetwork, batch: dict[str, Tensor]) -> Tensor:
-    """Return symbols [B, K x L]: all positions, each from the whole prefix, no early end."""
+    """Return symbols [B, K x L]: all positions, each from the whole prefix, no early stop."""
     trie = network.trie
     memory, _ = network(batch["input_ids"], batch["attention_mask"], batch["language_id"])
     symbols = torch.full((len(memory.hidden), 0), PAD)
@@ -198,7 +198,7 @@ def test_greedy_decoding_beside_plain_loops(tmp_path, monkeypatch, figures):
     few, some = peer_texts(trained, 512), peer_texts(trained, 2048)
     ours, slow, fair = [], [], []
     for repeat in range(REPEATS):
-        coder = module()  # from the table to the coded table, by `trainer.predict`
+        coder = module()  # from input table to coded table, by `trainer.predict`
         coder.recipe = trained.recipe
         coder.configure_model()
         coder.network.load_state_dict(trained.network.state_dict())

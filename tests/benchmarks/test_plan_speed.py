@@ -1,4 +1,4 @@
-"""The plan of ten million samples, and the packing of as many documents: seconds and memory.
+"""Plan of ten million samples, and packing of as many documents: seconds and memory.
 
 pytest -m benchmark tests/benchmarks/test_plan_speed.py; each in a process of its own.
 """
@@ -38,7 +38,7 @@ print(json.dumps({"seconds": seconds, "made": made, "peak_gib": peak / 2**20}))
 
 
 def measured(figures: Figures, what: str, script: str) -> int:
-    """Add the rows of a script, and return what it made."""
+    """Run a script in a process of its own, add its figures, and return what it made."""
     done = run("-c", f"import numpy as np\nNUMBER = {NUMBER}\n{script}\n{MEASURE}")
     assert done.returncode == 0, done.stdout
     found = json.loads(done.stdout)

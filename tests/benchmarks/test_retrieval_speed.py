@@ -1,7 +1,7 @@
-"""Texts encoded and queries answered per second, and the memory that both take.
+"""Texts encoded and queries answered per second, and the memory of both.
 
-RETRIEVAL_DOCUMENTS=10000 measures fewer than 100,000. Each run has a process of its own, whose peak
-is its own: python -m tests.benchmarks.test_retrieval_speed KIND FOLDER prints one line of JSON.
+RETRIEVAL_DOCUMENTS=10000 measures fewer than 100,000. Each run has a process of its own, since a
+peak is that of a process: python -m tests.benchmarks.test_retrieval_speed KIND FOLDER prints JSON.
 """
 
 import importlib
@@ -57,10 +57,10 @@ def texts_of(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def ours(folder: Path) -> dict[str, Any]:
-    """Encode through `predict`, with its parts and its mapped matrix; then search that.
+    """Encode through `predict`, with its parts and its mapped matrix; then search the matrix.
 
-    As the peer's, the time of encoding holds that of the tokens; nothing of an earlier round is
-    left to be found.
+    As for the peer, the time of encoding includes tokenising; no file of an earlier round is
+    reused.
     """
     cache = folder / "cache"
     for left in (cache, folder / "encoded"):
@@ -79,12 +79,12 @@ def ours(folder: Path) -> dict[str, Any]:
     trainer = toy_trainer(folder, precision=32, callbacks=[PredictionWriter()])
     trainer.strategy.connect(module)
     module.trainer, data.trainer, data.model = trainer, trainer, module.model_facts()
-    importlib.import_module("transformers.models.bert.modeling_bert")  # as the peer has
+    importlib.import_module("transformers.models.bert.modeling_bert")  # as the peer does
     began = time.perf_counter()
     data.model = module.model_facts()  # names the tokenizer of the folder
     data.setup("fit")  # makes the tokenizer's recipe, as a training does
     module.recipe = {**data.recipe}
-    module.rankings = lambda *encoded: ()  # measured by itself below
+    module.rankings = lambda *encoded: ()  # measured separately below
     trainer.predict(module, data, return_predictions=False)
     encoding_s = time.perf_counter() - began
     documents, queries = (
@@ -102,7 +102,7 @@ def ours(folder: Path) -> dict[str, Any]:
 
 
 def peers(folder: Path) -> dict[str, Any]:
-    """The same with sentence-transformers on the same folder of weights."""
+    """Measure the same with sentence-transformers on the same folder of weights."""
     from sentence_transformers import SentenceTransformer, models, util
 
     documents, queries = texts_of(folder)
@@ -124,7 +124,7 @@ def peers(folder: Path) -> dict[str, Any]:
 
 
 def step(chunk: int | None) -> dict[str, Any]:
-    """Take one training step's gradient over 256 texts, all at once or in chunks."""
+    """Compute one training step's gradient over 256 texts, at once or in chunks."""
     encoder = TransformerEncoder(1000, 256, 4, 4, 1024)
     network = BiEncoder(encoder, TemperatureOptions())
     ids, mask = torch.randint(1, 1000, (ROWS, POSITIONS)), torch.ones(ROWS, POSITIONS).bool()
@@ -181,7 +181,7 @@ def test_texts_and_searches_per_second(tmp_path: Path, figures: Figures) -> None
             *(ours, kinds.get("peers", ""), theirs, at_least),
         )
     grown = max(r["ours"]["peak_mib"] for r in rounds) - few["peak_mib"]
-    # One pass holds 64 texts and a search 8,192 vectors; the matrix itself is mapped.
+    # One pass encodes 64 texts, a search takes 8,192 vectors; the matrix itself is mapped.
     assert grown < 2 * (MOST * 128 * 4 / 2**20) + 64
 
 

@@ -1,4 +1,4 @@
-"""How long a command takes to start, beside `import lightning` on the same machine."""
+"""Start-up time of a command, beside `import lightning` on the same machine."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def test_starting_beside_importing_lightning(tmp_path: Path, figures: Figures) -
     for name in FAMILIES:
         options = [f"--config=configs/{name}.yaml", f"--trainer.default_root_dir={tmp_path}"]
         commands[f"to step 1: {name}"] = ["-c", FIRST_STEP, "fit", *options]
-    for command in commands.values():  # compiles, and makes the demo data
+    for command in commands.values():  # compiles bytecode, and makes the demo data
         seconds(command, tmp_path / "cache")
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     for _ in range(ROUNDS):

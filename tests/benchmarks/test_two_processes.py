@@ -1,4 +1,4 @@
-"""Two ddp processes of one thread each beside two loops that know nothing of each other.
+"""Two ddp processes of one thread each beside two unconnected plain loops.
 
 pytest -m benchmark tests/benchmarks/test_two_processes.py
 """
@@ -44,7 +44,7 @@ def ours(folder: Path) -> float:
 
 
 def one_loop() -> None:
-    """Train after the word to start, so that both loops share the cores; print samples/s."""
+    """Train after a start signal, so that both loops share the cores; print samples/s."""
     torch.set_num_threads(1)
     network = Decoder(DecoderConfig(max_positions=WIDTH, **SHAPE))
     text = torch.randint(SHAPE["vocab_size"], (200_000,))

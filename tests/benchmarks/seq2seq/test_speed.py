@@ -1,4 +1,4 @@
-"""A T5 on ragged pairs beside the Seq2SeqTrainer of transformers, and its greedy decoding beside
+"""T5 training on ragged pairs beside the Seq2SeqTrainer of transformers, and greedy decoding beside
 `generate`."""
 
 import csv
@@ -29,13 +29,13 @@ from tests.text_corpora import saved_tokenizer
 pytestmark = pytest.mark.benchmark
 FAMILY, ROUNDS, STEPS, WARM_UP, BATCH, PAIRS = "seq2seq", 3, 20, 3, 16, 1600
 WORK = "T5, 4 + 4 layers x 256, pairs of 60 and 50 bytes in the mean"
-ROWS, DECODED, TRAINED = 128, 256, 150  # both sides decode fewer tokens/s in batches of 32
+ROWS, DECODED, TRAINED = 128, 256, 150  # at a batch size of 32, both decode fewer tokens/s
 adamw = partial(torch.optim.AdamW, lr=1e-3, fused=True)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A T5 with random weights and its tokenizer of bytes, and ragged pairs beside it."""
+    """A T5 with random weights, its byte tokenizer, and ragged pairs."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
@@ -79,7 +79,7 @@ def own_speed(folder: Path, place: Path) -> float:
 
 
 def peer_speed(folder: Path, place: Path, is_grouped: bool) -> float:
-    """Return that of the Seq2SeqTrainer, with its own padding of each batch."""
+    """Return the same for the Seq2SeqTrainer, which pads each batch by itself."""
     from transformers import (
         AutoModelForSeq2SeqLM,
         Seq2SeqTrainer,
@@ -139,8 +139,8 @@ def test_ragged_pairs_beside_the_trainer_of_transformers(folder, tmp_path, figur
 
 
 def test_greedy_decoding_beside_generate(folder, tmp_path, figures):
-    """Both decode what a training of a minute has learnt to end, in batches of one size; here they
-    are those of a prediction, there they come in the order of the file."""
+    """Both decode with a model that a minute of training has taught to end, at one batch size; ours
+    takes the batches of a prediction, theirs the order of the file."""
     torch.set_num_threads(2)
     pairs = demo_titles()
     options: Any = {"global_batch_size": 32, "loader": LoaderOptions(num_workers=0)}
@@ -170,6 +170,6 @@ def test_greedy_decoding_beside_generate(folder, tmp_path, figures):
             answer = model.generate(**given, max_new_tokens=64, do_sample=False)
             their_tokens += int((answer[:, 1:] != module.tokenizer.end_id).sum())
         theirs.append(their_tokens / (time.perf_counter() - begun))
-        assert abs(num_tokens - their_tokens) < 0.01 * num_tokens  # rounding may turn a few
+        assert abs(num_tokens - their_tokens) < 0.01 * num_tokens  # rounding changes a few
     aim, what = Aim(2.0, is_least=True), f"greedy decoding of {DECODED} job titles"
     figures.add(FAMILY, what, "tokens/s", ours, "generate", theirs, aim, note=WORK)
