@@ -81,7 +81,7 @@ usage: unisono {} --config FILE [--config FILE …] [--KEY=VALUE …]
   --trainer.strategy=NAME            ddp, ddp_spawn, fsdp
   --trainer.precision=NAME           default: bf16-mixed on GPUs, else 32-true
   --trainer.default_root_dir=FOLDER  run folder
-  --ckpt_path=auto                   continue from the newest checkpoint
+  --ckpt_path=auto                   newest checkpoint; to evaluate, the best
   --seed_everything=N                random seed
 
 --print_config shows all keys with their values, --help=all what they mean,

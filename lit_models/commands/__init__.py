@@ -26,7 +26,7 @@ COMMANDS = {  # name -> module of its function, description
     "export": ("commands.export", "write a checkpoint as safetensors and JSON, for use elsewhere"),
     "plan": ("commands.plan", "show steps, rates and memory on several device counts"),
     "prepare": ("prepare.command", "turn texts into shards of tokens, on one machine or many"),
-    "replay": ("commands.replay", "repeat one optimizer step of a run on one device"),
+    "replay": ("commands.replay", "recompute one optimizer step of a run on one device"),
     "report": ("commands.report", "write an HTML page about a run, or two runs side by side"),
     "show": ("page.app", "browse and use runs and models on a page in the browser"),
     "submit": ("commands.submit", "write a job for SLURM or another cluster, and submit it"),

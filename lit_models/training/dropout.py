@@ -97,7 +97,7 @@ class KeyedDropout(nn.Dropout):
         self.train(plain.training)
         self.index, self.place, self.keys = index, place, keys
         self.sites = hash_ids(mixed(index, 0, torch.arange(_CHANNELS, _MOST_AXES)))
-        self.least = round(self.p * 2**32) - 2**31  # compiled code could only round the first rate
+        self.least = round(self.p * 2**32) - 2**31  # in forward, inductor would keep the first one
         self.tables: dict[tuple[int, int], Tensor] = {}
 
     def forward(self, values: Tensor) -> Tensor:
