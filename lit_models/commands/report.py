@@ -31,7 +31,7 @@ class RunRecord:
 
     folder: Path
     ledger: list[Line]  # all lines, in the order of writing
-    lineage: dict[int, Line]  # step -> line, of the steps in the newest weights
+    lineage: dict[int, Line]  # step -> line, of what led to the newest weights
     age_s: float = 0.0  # since the last write to the ledger
     topology: dict[str, Any] = field(default_factory=dict)  # content of topology.json
     plan: dict[str, Any] = field(default_factory=dict)  # of plan.json

@@ -69,8 +69,8 @@ class StoredClasses:
     named: Collection[str] = ()
 
     def check(self, source: str | Path, class_path: Any, values: Mapping[str, Any]) -> None:
-        """Refuse values from which a parser would create anything else; nothing is imported before
-        it is allowed.
+        """Refuse values from which a parser would create anything but allowed classes; nothing is
+        imported before it is allowed.
 
         Args:
             source: the file, for the message.

@@ -69,7 +69,7 @@ def decide(
     Args:
         root: trainer.default_root_dir, such as runs/demo.
         ckpt_path: a path, "auto" or `None`.
-        newest: returns the newest sound checkpoint of a run folder, or `None`.
+        newest: returns the sound checkpoint of a run folder that `auto` takes, or `None`.
         is_asked: the root is given on the command line, not in a file; an evaluation then writes
             there, wherever its checkpoint is.
         own: folder of the run whose config an evaluation takes: it refers to that run, wherever it
