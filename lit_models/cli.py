@@ -85,8 +85,8 @@ usage: unisono {} --config FILE [--config FILE …] [--KEY=VALUE …]
   --seed_everything=N                random seed
 
 --print_config shows all keys with their values, --help=all what they mean,
---model.help=CLASS and --data.help=CLASS those of a class. Shipped configs:
-`unisono --help`. Flags of other programs: lit_models/migration.md."""
+--model.help=CLASS, --data.help=CLASS those of a class. `unisono --help` lists
+shipped configs. Other flags: lit_models/migration.md. Ray: lit_models/engines."""
 
 
 class UnisonoParser(LightningArgumentParser):
