@@ -239,7 +239,7 @@ class CrossEncoder(nn.Module):
         for start, end in pairwise(bounds):
             columns = (slice(start, end), slice(int(lengths[start:end].max())))
             rows = (input_ids[columns], attention_mask[columns], segment_ids[columns])
-            vector = self.encoder(*rows)
+            vector = self.encoder(*rows).to(self.dense.weight.dtype)  # of a base in bfloat16
             scores.append(self.score(torch.tanh(self.dense(vector))).squeeze(-1))
         return in_float32(torch.cat(scores))
 
@@ -403,7 +403,7 @@ class Head(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """Return outputs [B, P] of vectors [B, D]: a value in standard deviations, logits, or for
         `cumulative` log-probabilities of the levels."""
-        scores = in_float32(self.output(vectors))
+        scores = in_float32(self.output(vectors.to(self.output.weight.dtype)))
         return self._log_levels(scores) if self.loss_name == "cumulative" else scores
 
     def loss(self, outputs: Tensor, target: Tensor, is_labelled: Tensor, weight: Tensor) -> LossSum:

@@ -69,8 +69,9 @@ def test_frozen_layers_stand_still_and_lower_layers_learn_more_slowly(folder, tm
     assert factors == {1.0, 0.5, 0.25, 0.125}  # the head, and three layers from the top down
 
 
-def test_adapters_alone_are_trained_and_survive_checkpoint_and_export(folder, tmp_path):
-    lora = LoraOptions(["query", "value"], rank=2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_alone_are_trained_and_survive_checkpoint_and_export(folder, tmp_path, dtype):
+    lora = LoraOptions(["query", "value"], rank=2, base_dtype=dtype)
     module = fitted(folder, tmp_path / "run", steps=4, lora=lora)
     learning = {name for name, p in module.named_parameters() if p.requires_grad}
     assert all(".query." in n or ".value." in n or "network.encoder" not in n for n in learning), (
