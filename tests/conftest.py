@@ -1,4 +1,4 @@
-"""Fixtures of all tests: no network, a cache of its own, and the command line in two ways."""
+"""Fixtures of all tests: no network, a separate cache, and two ways to run the command line."""
 
 import gc
 import logging
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-# Set before torch is imported: more threads than cores make two-process tests slow.
+# Set before torch is imported: more threads than cores slow down two-process tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Checkpoints are synced: where the folders of tests are memory, none of them waits for a disk.
+# Checkpoints are synced: with the tests' folders in /dev/shm, none of them waits for a disk.
 if Path("/dev/shm").is_dir():
     room = os.statvfs("/dev/shm")
     if room.f_bavail * room.f_frsize > 4 << 30 and not room.f_flag & os.ST_NOEXEC:
@@ -40,7 +40,7 @@ trainer:
 
 MOST_WORKERS = 4
 ALONE = ("soak", "smoke", "benchmark", "gpu")
-# Files of a minute and more begin first: the last of them would keep one worker alone.
+# Files that take a minute or more start first: the last of them would occupy one worker alone.
 LONGEST = (
     *("test_matrix", "test_chaos", "test_torchrun", "test_on_ray", "test_sharding"),
     *("test_tensor_parallel", "test_slurm", "test_slurm_submit", "test_own_parts"),
@@ -49,7 +49,7 @@ LONGEST = (
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Files of tests share the cores; what measures, or is repeated often, has them all."""
+    """Return the number of workers; 0 for markers in ALONE, whose tests need all cores."""
     asked = config.getoption("markexpr").replace("not ", "not_")
     if any(marker in asked.split() for marker in ALONE):
         return 0
@@ -62,8 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     gc.collect()
-    gc.freeze()  # all is imported: to search it for garbage takes a quarter of a second each time
-    gc.set_threshold(20_000, 20)  # what tests make is small, or large tensors that are no garbage
+    gc.freeze()  # each search of the imported modules takes a quarter of a second
+    gc.set_threshold(20_000, 20)  # tests make small objects, or large tensors that are no garbage
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,11 +80,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_beginning() -> Iterator[None]:
-    """Begin each test with the same random numbers and search path, which commands lengthen, and
-    with the handler of a signal that stopped runs leave ignored, whichever tests came before it."""
+    """Start each test with the same random state, import path (commands extend it) and handler of
+    SIGUSR1 (stopped runs leave it ignored), whatever tests came before."""
     handler, path = signal.getsignal(signal.SIGUSR1), [*sys.path]
     if torch := sys.modules.get("torch"):
-        # Without a GPU `torch.manual_seed` keeps a stack for each kind of one, and takes longest.
+        # Without a GPU `torch.manual_seed` is slow: it queues a stack trace for each absent device.
         (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(1)
     yield
     signal.signal(signal.SIGUSR1, handler)
@@ -111,15 +111,15 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary folder, which is the working folder, too."""
+    """The test's temporary folder, made the working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores the environment after a run in this process, which may leave a process group of
-    one; launchers' variables are unset."""
+    """Restores the environment after a run in this process, and ends the process group of one that
+    the run may leave; launchers' variables are unset."""
     before = dict(os.environ)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_JOB_NAME", "NODE_RANK"):
         os.environ.pop(name, None)
@@ -133,7 +133,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def folder_with_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with sound tables and a run that two steps have trained; copy it."""
+    """A folder with valid tables and a run of two training steps; copy it, do not change it."""
     from tests.wrong_inputs import make_run
 
     return make_run(tmp_path_factory.mktemp("run"))
@@ -141,7 +141,7 @@ def folder_with_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def toy_config(own_folder: Path) -> Path:
-    """Makes the temporary folder the working folder, with a toy.yaml in it."""
+    """Makes the temporary folder the working folder and writes a toy.yaml into it."""
     path = own_folder / "toy.yaml"
     path.write_text(TOY)
     return path
@@ -151,15 +151,15 @@ def toy_config(own_folder: Path) -> Path:
 def unisono(
     own_environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """Runs a command line in this process; returns the exit status and all that was printed."""
+    """Runs a command line in this process; returns the exit status and all output."""
 
     def run(*arguments: str) -> tuple[int, str]:
         import lightning  # noqa: F401
 
         from lit_models.__main__ import main
 
-        # Lightning keeps the stream that was standard error when it was imported, and perhaps
-        # pytest's own handlers of that moment, which are of other classes.
+        # Lightning's loggers keep the standard error stream of their import, and perhaps pytest's
+        # handlers of that time, which are of other classes.
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
             for handler in logging.getLogger(name).handlers:
                 if type(handler) is logging.StreamHandler:
@@ -178,7 +178,7 @@ def unisono(
 
 @pytest.fixture
 def done(unisono: Callable[..., tuple[int, str]]) -> Callable[..., str]:
-    """Runs a command line that ends with this exit status; returns all that was printed."""
+    """Runs a command line that must end with this exit status; returns all output."""
 
     def run(*arguments: str, status: int = 0) -> str:
         found, output = unisono(*arguments)

@@ -1,4 +1,4 @@
-"""The rows of the benchmarks: ratios round by round, aims, and a file that keeps other rows."""
+"""Rows of the benchmarks: ratios round by round, aims, and a file that keeps other rows."""
 
 import json
 from functools import partial

@@ -1,4 +1,4 @@
-"""Rotary positions: turned pairs, their gradients and dtypes."""
+"""Rotary positions: rotated pairs, their gradients and dtypes."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from lit_models.blocks import rotate
 
 
 def plain(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return the same with complex numbers."""
+    """Return the same rotation, computed with complex numbers."""
     first, second = x.double().chunk(2, -1)
     turned = torch.complex(first, second) * torch.complex(cosine.double(), sine.double())
     return torch.cat([turned.real, turned.imag], -1)

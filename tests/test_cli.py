@@ -1,4 +1,4 @@
-"""The command line: errors on one screen, configs found, explicit values win, runs kept apart."""
+"""Command line: errors on one screen, configs found, explicit values win, runs kept apart."""
 
 import inspect
 import json
@@ -115,7 +115,7 @@ def _found(pattern: str, output: str) -> bool:
     ],
 )
 def test_a_mistake_in_a_config_names_file_and_line(done, toy_config, monkeypatch, text, message):
-    monkeypatch.syspath_prepend(Path.cwd())  # as of `python -m`
+    monkeypatch.syspath_prepend(Path.cwd())  # as `python -m` does
     Path("own.py").write_text("import torc")
     Path("late.py").write_text("x = 1\ny")
     Path("cut.py").write_text("(")
@@ -162,7 +162,7 @@ def test_a_command_s_help_is_one_screen(done, toy_config):
 
 def test_help_on_a_key_is_that_of_its_class(done, toy_config):
     for option, words in (
-        ("--model.help=tests.toy.LitToy", "A small network on every"),
+        ("--model.help=tests.toy.LitToy", "A small network applied"),
         ("--data.help=tests.toy.ToyData", "--data.num_samples"),
     ):
         assert words in done("fit", "--config", "toy.yaml", option)
@@ -197,7 +197,7 @@ def test_every_option_of_the_migration_page_is_there(done):
     }.items():
         names = {name for cls in classes for name in inspect.signature(cls).parameters}
         known |= {f"{prefix}.{name}" for name in names} | {prefix}
-    # Of the library itself, by **kwargs, or groups of the one class or the other.
+    # From the parser itself, from **kwargs, or groups that one class or another has.
     known |= {"trainer.logger.resume", "data.code_book.path", "data.code_system", "config"}
     for command in (submit, Resources, chain, doctor):
         known |= {name.replace("_", "-") for name in inspect.signature(command).parameters}
@@ -261,9 +261,9 @@ def test_configs_merge_a_shipped_one_too_and_the_command_line_wins(done, toy_con
 def test_a_second_fit_takes_a_folder_of_its_own_and_says_so(done, toy_config, monkeypatch):
     monkeypatch.setenv("HOME", str(Path.cwd()))
     Path("runs/toy").mkdir(parents=True)
-    Path("runs/toy/notes.txt").write_text("mine")  # and no ledger: it holds no run
+    Path("runs/toy/notes.txt").write_text("mine")  # no ledger either, so the folder holds no run
     done("fit", "--config", "toy.yaml")
-    timer = "--trainer.callbacks=lightning.pytorch.callbacks.Timer"  # one of its options is an enum
+    timer = "--trainer.callbacks=lightning.pytorch.callbacks.Timer"  # has an enum among its options
     output = done("fit", "--config=toy.yaml", timer, f"--{ROOT}=~/runs/toy")
     assert re.search(r"^epoch 1/1 .* loss [\d.]+  val/loss [\d.]+ ", output, re.M)
     place = f"{Path.cwd()}/runs/toy"
@@ -307,12 +307,12 @@ def test_evaluation_takes_the_model_from_the_checkpoint(done, toy_config, monkey
     output = done("test", "--data=tests.toy.ToyData", checkpoint, *where)
     assert "test/loss" in output
     after = [line.partition(",")[0] for line in records.read_text().splitlines()]
-    assert after[: len(steps)] == steps  # those behind its checkpoint, too
+    assert after[: len(steps)] == steps  # including the steps after its checkpoint
     assert "lr: 0.03" in Path("runs/toy/config-test.yaml").read_text()
 
 
 def test_test_after_fit_tests_the_best_checkpoint(done, toy_config):
-    done("fit", "--config", "toy.yaml", "--trainer.max_steps=0")  # prepares the data alone
+    done("fit", "--config", "toy.yaml", "--trainer.max_steps=0")  # only prepares the data
     output = done("fit", "--config", "toy.yaml", "--test_after_fit=true")
     assert "test/loss" in output
     assert "Loaded model weights from the checkpoint at" in output
@@ -442,7 +442,7 @@ def test_gpus_train_in_bf16_mixed_unless_something_else_is_asked_for_or_begun(
         raise RuntimeError("no trainer is needed")
 
     monkeypatch.setattr(LightningCLI, "instantiate_trainer", noted)
-    monkeypatch.setattr("tests.toy.LitToy.takes_half_weights", True)  # with which fsdp goes
+    monkeypatch.setattr("tests.toy.LitToy.takes_half_weights", True)  # so that fsdp accepts it
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_half)
     if of_run is not None:

@@ -26,7 +26,7 @@ PREDICTED = [
     *("predicted_kind", "probability_kind"),
     *("predicted_num_parameters", "probability_has_default"),
 ]
-ERRORS = {  # the columns of a table of errors before what is known of a sample
+ERRORS = {  # the first columns of a table of errors, before those that describe the sample
     "causal_lm/debug.yaml": ["positions", "document 1", "document 2"],
     "consistency_lens/debug.yaml": ["position", "input", "truth", "answer"],
     "occupation_coder/debug.yaml": [*["input", "language", "truth", "answer"]],
@@ -90,7 +90,7 @@ def test_a_debug_config_trains_validates_saves_reloads(
 ):
     run = "runs/" + name.removesuffix(".yaml").replace("/", "-")
     output = done("fit", "--config", name)
-    if name.split("/")[0] != "occupation_coder":  # which codes a table of the user's
+    if name.split("/")[0] != "occupation_coder":  # its next command codes a user's table
         assert re.search(r"^best: .*val/", output, re.M), output
         assert re.search(r"^report: unisono report runs/", output, re.M), output
         (line,) = re.findall(r"^next: (.*)$", output, re.M)
@@ -100,19 +100,19 @@ def test_a_debug_config_trains_validates_saves_reloads(
         program, *words = shlex.split(command)
         status, output = unisono(*words, "--data.global_batch_size=500")
         assert (program, status) == ("unisono", 0), output
-    monkeypatch.setattr("lit_models.training.predictions.MOST", 20)  # where none is named wrong
+    monkeypatch.setattr("lit_models.training.predictions.MOST", 20)  # if no answer is marked wrong
     output = done("test", "--config", name, "--ckpt_path", "auto")
     assert f"uses {run}/checkpoints/" in output
     assert f"errors: {run}/errors-test.csv (" in output
     has_table = "ranker" in name or "retriever" in name
-    assert bool(re.search(r"^test/", output, re.M)) != has_table  # figures stand there once
+    assert bool(re.search(r"^test/", output, re.M)) != has_table  # each figure is printed once
     status, output = unisono("verify", run)
     assert status in (Status.PROVEN, Status.CUT), output  # most end in the middle of an epoch
     assert_errors_are_told(Path(run), name)
 
 
 def assert_errors_are_told(run: Path, name: str) -> None:
-    """Assert that a test left what the report shows of single samples."""
+    """Assert that a test wrote the single samples that the report shows."""
     is_retriever = "retriever" in name
     with (Path(run) / "errors-test.csv").open(newline="", encoding="utf-8") as file:
         heads, *rows = csv.reader(file)

@@ -1,4 +1,4 @@
-"""The benchmark of one GPU, at toy sizes and with rows that only pretend to be measured."""
+"""Benchmark of one GPU, at toy sizes and with rows that only pretend to measure."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def options(small: bool = False, only: str = "") -> Namespace:
 
 
 class Measure:
-    """Pretends to measure; rows of the names in `broken` fail with those words."""
+    """Pretends to measure; rows whose names are in `broken` fail with the given message."""
 
     def __init__(self, **broken: str) -> None:
         self.broken, self.asked = broken, []
@@ -62,7 +62,7 @@ def test_a_row_that_fails_is_named_keeps_what_it_printed_and_loses_no_other(tmp_
     assert log.read_text() == printed
     names = {what for what, _ in kept_rows(path)}
     assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager"} <= names
-    assert "1b, compiled" not in names  # its peers have nothing to stand beside
+    assert "1b, compiled" not in names  # the row failed: no figures, no comparison
     assert ("gpt2-124m, compiled", "gpt2-124m, eager") in kept_rows(path)
 
 
@@ -100,7 +100,7 @@ def test_the_row_of_gpt2_trains_what_is_shipped():
     module, data = (shipped[part]["init_args"] for part in ("model", "data"))
     assert (size.config, module["computation"]) == (PRESETS[module["network"]], {"compile": True})
     assert (size.rows, size.length) == (data["micro_batch_size"], data["context_length"])
-    assert size.filled_vocabulary == 50_304  # of the peers
+    assert size.filled_vocabulary == 50_304  # as the peers pad it
 
 
 def test_what_a_row_says_by_hand_once_it_is_warm():
@@ -117,7 +117,7 @@ def test_what_a_row_says_by_hand_once_it_is_warm():
     assert (step.of("ratio"), step.is_met) == (pytest.approx([2.0, 2.0]), False)
     assert found[", time waited for data", "share"].ours == [0.005]
     assert found[", positions of padding", "share"].is_met is False
-    assert found["", "MFU"].ours == [0.5]  # as the run counts it itself
+    assert found["", "MFU"].ours == [0.5]  # as the run itself computes it
 
 
 def test_a_row_stands_beside_its_peers_and_what_the_device_does_at_most():

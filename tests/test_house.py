@@ -1,4 +1,4 @@
-"""The house stays small: lines of each area, files of a folder, one name for one class."""
+"""Size of the code base: lines of each area, files of a folder, one name for one class."""
 
 import re
 from collections import Counter
@@ -60,6 +60,6 @@ def test_a_public_class_name_stands_once() -> None:
 def test_cards_are_short() -> None:
     cards = [p for folder in ("lit_models", "datamodules") for p in (ROOT / folder).rglob("*.md")]
     long = {str(p.relative_to(ROOT)): lines_of(p) for p in cards if p.name != "migration.md"}
-    del long["lit_models/README.md"]  # which holds a whole family as an example
+    del long["lit_models/README.md"]  # contains a whole family as an example
     assert not {name: lines for name, lines in long.items() if lines > CARD_LINES}
     assert lines_of(ROOT / "README.md") <= README_LINES

@@ -1,4 +1,4 @@
-"""Imports point one way, and nothing reads what is known to be wrong."""
+"""Direction of imports, and attributes of libraries that give wrong results here."""
 
 import ast
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ import lit_models.seo
 ROOT = Path(__file__).parents[1]
 FAMILIES = ("occupation_coder", "causal_lm", "consistency_lens", "seo", "seq2seq")
 WRONG = {
-    "estimated_stepping_batches",  # builds the loaders too early: the position of a resume is lost
-    "sync_dist",  # the mean over ranks is wrong where they hold different counts
+    "estimated_stepping_batches",  # builds loaders too early: loses the position of a resume
+    "sync_dist",  # averages over ranks, which is wrong if they hold different counts
 }
 MAY_USE_CAUSAL_LM = ("consistency_lens", "seo", "seq2seq")
 SOURCES = sorted(p for top in ("lit_models", "datamodules") for p in (ROOT / top).rglob("*.py"))
@@ -42,7 +42,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 @cache
 def content(path: Path) -> tuple[list[str], ...]:
-    """Returns the imports of a file, those that run, and its attributes and keywords of `WRONG`."""
+    """Returns the imports of a file, those that run at import, and its names in `WRONG`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes, names = [*ast.walk(tree)], [*imported(tree)]
     words = {getattr(node, "attr", getattr(node, "arg", None)) for node in nodes}
@@ -53,7 +53,7 @@ def content(path: Path) -> tuple[list[str], ...]:
 
 
 def fault(path: Path, name: str) -> str | None:
-    """Returns what is wrong with one import of one file, or None."""
+    """Returns what is wrong with one import of a file, or `None`."""
     place, parts = path.relative_to(ROOT).parts, name.split(".")
     target = parts[1] if parts[0] == "lit_models" and len(parts) > 1 else None
     own = place[1] if place[0] == "lit_models" and place[1] in FAMILIES else None

@@ -1,4 +1,4 @@
-"""Methods for Python of every family's module."""
+"""Python methods of every family's module."""
 
 from functools import partial
 
@@ -34,10 +34,10 @@ def test_an_untrained_module_says_so_and_one_text_is_no_list_of_letters(name, me
     call = partial(getattr(module, method), **given)
     with pytest.raises(RuntimeError, match=f"this {name} has not been trained: load a run's check"):
         call()
-    module.load_state_dict({"network.weight": torch.zeros(1)})  # as ddp_spawn hands them over
+    module.load_state_dict({"network.weight": torch.zeros(1)})  # as ddp_spawn returns them
     with pytest.raises(RuntimeError, match=f"this {name} was trained by spawned processes: load"):
         call()
-    module.is_built = True  # it is refused before anything is computed
+    module.is_built = True  # the error comes before anything is computed
     for role, (text,) in ((k, v) for k, v in given.items() if isinstance(v, list)):
         with pytest.raises(ValueError, match=rf"list of texts, got one string: write \['{text}'\]"):
             call(**{role: text})

@@ -1,4 +1,4 @@
-"""Files, folders and scripts of newcomers: nothing of theirs is taken for something else."""
+"""Users' files, folders and scripts: none of them is mistaken for something else."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_codes_that_a_column_with_gaps_made_decimal_are_no_codes_of_their_own(tm
     for command in (data.audit, data.prepare_data):
         with pytest.raises(ValueError, match=r'2 codes of .* decimal numbers \(such as "-1.0"\)'):
             command()
-    points = ["1", "1.0", "1.1"]  # whose system has a point
+    points = ["1", "1.0", "1.1"]  # codes of this system contain a point
     assert build_code_book(CodeSystem(), None, points).codes == points
 
 
@@ -92,7 +92,7 @@ def test_a_crosswalk_takes_no_column_of_the_coded_table_and_a_home_is_a_home(tmp
 
 def test_a_column_of_a_script_is_coded_as_a_table_is(tmp_path):
     class Series(list):
-        """A filtered column of pandas, whose places are no numbers from 0."""
+        """A filtered column of pandas, whose index does not count from 0."""
 
         def __getitem__(self, place):
             raise KeyError(place)
@@ -104,7 +104,7 @@ def test_a_column_of_a_script_is_coded_as_a_table_is(tmp_path):
     assert (empty.codes, empty.set_confidence, len(job.codes) > 0) == ([], 0.0, True)
     with pytest.raises(ValueError, match=r"texts\[1\] is nan, no text; write"):
         coder.code(["smith", float("nan")])
-    data.options.text, data.store = TextOptions(fold_accents=True), None  # they are read again
+    data.options.text, data.store = TextOptions(fold_accents=True), None  # read again
     with pytest.raises(ValueError, match="was made for another normalisation than the data has"):
         toy_trainer(tmp_path / "again", max_steps=1, limit_val_batches=0).fit(coder, data)
 
@@ -124,7 +124,7 @@ def test_a_translation_is_as_long_as_those_of_training_and_blanks_around_count_n
     path = table(tmp_path / "pairs.csv", [(f"word {n}", "a" * 90) for n in range(40)])
     data, module = data_of(path, max_target_tokens=128), LitSeq2Seq(ADAMW, network=SMALL)
     toy_trainer(tmp_path, max_epochs=4, limit_val_batches=0).fit(module, data)
-    assert module.translate(["word 3"]) == ["a" * 127]  # without its end mark
+    assert module.translate(["word 3"]) == ["a" * 127]  # without its end token
     plain, blanks = framed(module.tokenizer, ["word 3", " word 3\n"])
     assert plain.tolist() == blanks.tolist()
     assert len(module.translate(["word 3"], max_new_tokens=8)[0]) == 8

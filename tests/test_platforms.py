@@ -1,4 +1,4 @@
-"""A run on one device where nothing is there that POSIX alone has, as on a laptop with Windows."""
+"""A run on one device without anything that only POSIX systems have, as on a Windows laptop."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ NOT_IMPORTED = (
     "on_ray",
     "prepare.steps",
     "evaluate.harness",
-)  # a run, and what needs an extra
+)  # `__main__` starts a run, the others need an extra
 OF_POSIX = ("fcntl", "resource", "pwd", "grp", "termios")
 NAMES = {
     os: ("fork", "getuid", "geteuid", "killpg", "getpgid", "posix_fallocate", "sched_getaffinity"),
@@ -27,12 +27,12 @@ NAMES = {
 
 def trained_without_posix(folder: Path) -> int:
     os.chdir(folder)
-    for name in (*LIBRARIES, "transformers"):  # which ask for themselves
+    for name in (*LIBRARIES, "transformers"):  # which check for POSIX features themselves
         importlib.import_module(name)
     for name in list(sys.modules):
         if name.partition(".")[0] in ("lit_models", "datamodules"):
             del sys.modules[name]
-    sys.modules.update(dict.fromkeys(OF_POSIX))  # an import of them fails
+    sys.modules.update(dict.fromkeys(OF_POSIX))  # importing one of them fails
     for module, names in NAMES.items():
         for name in names:
             delattr(module, name)

@@ -1,7 +1,7 @@
-"""Counts, not seconds: what a start imports, what a step exchanges and fetches.
+"""Counts, not seconds: modules imported at the start, collectives and fetches of a step.
 
-What runs import and exchange is counted each in a fork: the imports, which take seconds, come once.
-Called as `python -m tests.test_start_counts FOLDER`, it prints one JSON object, question -> answer.
+Each count runs in a fork, so that the imports, which take seconds, happen once. Called as
+`python -m tests.test_start_counts FOLDER`, the file prints one JSON object, question -> answer.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from lit_models.__main__ import run
 from tests.distributed.launch import PATIENCE_S, ROOT, free_port
 
 pytestmark = pytest.mark.slow
-FITTED = ("causal_lm/debug", "occupation_coder/debug")  # whose data is made quickly
+FITTED = ("causal_lm/debug", "occupation_coder/debug")  # their data is made quickly
 PARSED = ("seo/ranker_debug", "seo/writer_debug", "consistency_lens/debug")
-COUNTED_STEPS = range(3, 9)  # DDP builds its buckets anew after the first step
-# Each costs every process of every run up to a second, and no debug run needs one of them; those
-# that `import lightning` brings itself, such as transformers, are not listed.
+COUNTED_STEPS = range(3, 9)  # DDP rebuilds its buckets after the first step
+# Each costs every process of every run up to a second, and no debug run needs one of them. Modules
+# that `import lightning` imports itself, such as transformers, are not listed.
 NEEDLESS = (
     "IPython",
     "deepspeed",
@@ -47,7 +47,7 @@ NUM_STEPS = len(COUNTED_STEPS)
 
 
 class Collectives:
-    """Counts what the process group is asked for in COUNTED_STEPS, in which nothing is logged."""
+    """Counts calls of the process group's collectives in COUNTED_STEPS, which log nothing."""
 
     def __init__(self) -> None:
         self.names: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class Collectives:
 
 
 class Synchronisations(TorchDispatchMode):
-    """Counts the numbers that are fetched from a tensor: each lets the host wait for a device."""
+    """Counts numbers fetched from a tensor: each fetch makes the host wait for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Synchronisations(TorchDispatchMode):
 
 
 def of_training(folder: Path, counter: Any, **options: Any) -> dict[str, int]:
-    """Returns what a counter found in a toy training."""
+    """Returns the counts of a counter in a toy training."""
     from lightning.pytorch import Callback
 
     from lit_models.training import default_callbacks
@@ -96,7 +96,7 @@ def of_training(folder: Path, counter: Any, **options: Any) -> dict[str, int]:
             if trainer.global_step == COUNTED_STEPS.stop:
                 counter.stop()
 
-    # First and last of all, so that what the project's callbacks do is counted as well.
+    # First and last in the list, so that the project's own callbacks are counted too.
     callbacks = [*default_callbacks(), Counted()]
     steps = {"max_steps": COUNTED_STEPS.stop + 3, "limit_val_batches": 0}
     quiet = {"log_every_n_steps": 1000, "callbacks": callbacks, "max_epochs": -1}
@@ -113,21 +113,21 @@ def of_two_ranks(folder: Path, rank: int, port: int) -> dict[str, int]:
 
 
 def modules_of(config: str, folder: Path, is_fitted: bool) -> list[str]:
-    """Returns the modules that are there after a run without loggers, or after its parsing."""
+    """Returns the modules imported after a run without loggers, or after its parsing only."""
     argv = ["fit", f"--config=configs/{config}.yaml", f"--trainer.default_root_dir={folder}"]
     argv += ["--trainer.max_steps=1", "--trainer.limit_val_batches=0", "--trainer.logger=false"]
-    if config == "causal_lm/debug":  # whose demo text is a million tokens
+    if config == "causal_lm/debug":  # whose demo text has a million tokens
         folder.mkdir(parents=True)
         lines = [json.dumps({"text": f"{n} hens sat on a mat. " * 9}) + "\n" for n in range(40)]
         (folder / "hens.jsonl").write_text("".join(lines))
         argv.append(f"--data.train_files={folder / 'hens.jsonl'}")
-    with contextlib.suppress(SystemExit):  # which ends --print_config
+    with contextlib.suppress(SystemExit):  # raised by --print_config
         run(argv if is_fitted else [*argv, "--print_config"])
     return sorted(sys.modules)
 
 
 def forked(answer: Callable[[], Any], path: Path) -> int:
-    """Starts a fork that writes an answer to a file; returns its id."""
+    """Starts a fork that writes an answer to a file; returns its process id."""
     process = os.fork()
     if process:
         return process
@@ -138,11 +138,11 @@ def forked(answer: Callable[[], Any], path: Path) -> int:
         path.write_text(json.dumps(found), encoding="utf-8")
     except BaseException:
         traceback.print_exc()
-    os._exit(0)  # who looks for the answer finds none
+    os._exit(0)  # the missing answer shows the failure
 
 
 def main(folder: Path) -> None:
-    """Asks all questions, the cheap ones side by side."""
+    """Asks all questions, the cheap ones in parallel."""
     importlib.import_module("lit_models.cli")
     at_start = sorted(sys.modules)
     port = free_port()
@@ -210,8 +210,8 @@ def test_a_step_of_two_ranks_is_one_bucket_and_one_vector(counts: dict, rank: st
 
 
 def test_between_two_log_lines_a_step_fetches_its_gradient_norm_alone(counts: dict) -> None:
-    # On a CPU NonFinite decides by it; a GPU's optimizer does so itself. The ledger's numbers come
-    # by HostCopy, which no GPU is waited for.
+    # On a CPU NonFinite reads the gradient's norm; a GPU's optimizer skips the step itself.
+    # HostCopy fetches the ledger's numbers without waiting for a GPU.
     assert counts["synchronisations"] == {"item": NUM_STEPS}
 
 

@@ -1,11 +1,11 @@
 """Every family starts on a GPU, and no training step waits for one.
 
-It runs on torch's device "meta", whose tensors have shapes and no values: whatever asks one of them
-for a value, or for a size that depends on values, fails there, in the line that would wait.
+The tests run on torch's device "meta", whose tensors have shapes but no values: code that reads a
+value, or a size that depends on values, fails at exactly the line that would wait for a GPU.
 
-Allowed to wait, and not here: NonFinite where the optimizer does not know `found_inf`, since such
-an optimizer cannot skip an update by itself; transformers' own encoders, which ask once per forward
-pass whether a mask is needed at all; what is read between log lines, see test_start_counts.py.
+Three waits are allowed and not tested here: NonFinite waits if the optimizer does not know
+`found_inf`, since such an optimizer cannot skip an update by itself; transformers' encoders check
+once per forward pass whether they need a mask; log lines fetch values (test_start_counts.py).
 """
 
 import contextlib
@@ -38,11 +38,11 @@ from tests.distributed.test_matrix import write_tables
 from tests.toy import toy_trainer
 
 META = torch.device("meta")
-# Of floats, what torch.use_deterministic_algorithms refuses on a GPU: sums without a fixed order.
+# Float operations that torch.use_deterministic_algorithms refuses on a GPU: unordered sums.
 NO_ORDER = re.compile("aten::(nll_loss2d|cumsum|histc|put_|_ctc_loss|grid_sampler|reflection_pad)")
 EVERY = {**families.FAMILIES, **families.PRETRAINED, "lora": families.SPECIAL["lora"]}
-CHUNKED, AT_ONCE = 0, loss.SMALL_BYTES  # a language model computes its loss in one of two ways
-# Family, optimizer steps before the one that is looked at, samples of it.
+CHUNKED, AT_ONCE = 0, loss.SMALL_BYTES  # a language model computes its loss in chunks or at once
+# Family, optimizer steps before the step under test, samples of that step.
 CASES: dict[str, tuple[families.Family, int, int]] = {
     "occupation_coder": (families.FAMILIES["occupation_coder"], 1, 50),
     "causal_lm": (families.FAMILIES["causal_lm"], 1, 4),
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[families.Family, int, int]] = {
 
 
 class Copies(TorchFunctionMode):
-    """Keeps the names of functions that send the host's numbers to the device, and wait for it."""
+    """Records functions that copy the host's numbers to the device and wait for the copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,13 +78,13 @@ class Copies(TorchFunctionMode):
 
 
 def without_order(made: Made) -> set[str]:
-    """Return the operations of `NO_ORDER`, on other than whole numbers."""
+    """Return the operations of `NO_ORDER` that ran on floats."""
     sums = [(name, args[0]) for name, _, args in made.seen if NO_ORDER.match(name)]
     return {name for name, summands in sums if summands.is_floating_point()}
 
 
 class LastBatch(Callback):
-    """Keeps the newest batch that was trained on."""
+    """Keeps the latest training batch."""
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         self.batch = batch
@@ -100,7 +100,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autocast does not know the device "meta"; nothing here asks for it."""
+    """Disable autocast, which does not know the device "meta" and which no test here needs."""
     autocast, is_on = torch.autocast, torch.is_autocast_enabled
 
     def entered(kind: str, **options: Any) -> Any:
@@ -113,7 +113,7 @@ def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(
     family: families.Family, folder: Path, steps: int, size: int
 ) -> tuple[ExactModule, Any]:
-    """Return a module that has trained for some steps, on the device "meta", and a batch there."""
+    """Return a module on the device "meta" that has trained some steps, and a batch there."""
     module, data = family(folder / "job", {"global_batch_size": size})
     last = LastBatch()
     quiet = {"limit_val_batches": 0, "enable_checkpointing": False, "callbacks": [last]}
@@ -125,12 +125,12 @@ def trained(
 
 
 def step(module: ExactModule, batch: Any) -> None:
-    """Do what the host does in one step: loss, gradients, their norm, update, and the record."""
+    """Do the host's part of one step: loss, gradients, their norm, update, and record."""
     settings = module.configure_optimizers()
     optimizer = settings["optimizer"] if isinstance(settings, dict) else settings
     module.training_step(batch, 0).backward()
     module.on_after_backward()
-    if isinstance(optimizer, MuonAdamW):  # AdamW's own knows `found_inf` where it is fused
+    if isinstance(optimizer, MuonAdamW):  # torch's fused AdamW handles `found_inf` itself
         NonFinite().on_before_optimizer_step(Mock(precision_plugin=None), module, optimizer)
     module.step_record.gradient_norm(optimizer)
     module.configure_gradient_clipping(optimizer, 1.0, "norm")
@@ -139,7 +139,7 @@ def step(module: ExactModule, batch: Any) -> None:
 
 
 class FirstWeights(Callback):
-    """Keeps the weights that a training starts from."""
+    """Keeps the weights at the start of training."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.weights = {n: whole(w).detach().clone() for n, w in pl_module.named_parameters()}
@@ -148,7 +148,7 @@ class FirstWeights(Callback):
 def first_weights(
     family: families.Family, folder: Path, steps: int, **options: Any
 ) -> dict[str, Tensor]:
-    seed_everything(0, verbose=False)  # the strategies of several processes draw from it anew
+    seed_everything(0, verbose=False)  # strategies of several processes seed again
     module, data = family(folder / "job", {"global_batch_size": 8})
     first = FirstWeights()
     few = {"max_steps": steps, "max_epochs": -1, "limit_val_batches": steps}
@@ -161,7 +161,7 @@ def first_weights(
 
 @pytest.fixture(scope="module")
 def on_host(files: Path) -> Callable[[str], dict[str, Tensor]]:
-    """The weights that a family starts from on one CPU, by its name."""
+    """Family -> the weights at its start on one CPU."""
     return cache(lambda name: first_weights(EVERY[name], files, 0))
 
 
@@ -178,9 +178,9 @@ def on_host(files: Path) -> Callable[[str], dict[str, Tensor]]:
 def test_a_network_starts_from_the_same_weights_in_a_device_s_context(
     files, on_host, own_environment, monkeypatch, name, strategy, precision, steps
 ):
-    """Lightning enters the context of one GPU around `configure_model`, and under ddp; here, and
-    under fsdp, that of "meta", whose tensors would have no values, and transformers would ask for
-    accelerate."""
+    """Lightning enters the device context of one GPU around `configure_model`, also under ddp. In
+    the context of "meta", used here and under fsdp, tensors would have no values, and transformers
+    would require accelerate."""
     expected = on_host(name)
 
     @contextlib.contextmanager
@@ -201,13 +201,13 @@ def test_a_network_starts_from_the_same_weights_in_a_device_s_context(
 def test_a_step_asks_the_device_for_nothing(files, no_autocast, monkeypatch, case):
     module, batch = trained(*CASES[case][:1], files, *CASES[case][1:])
     if case == "occupation_coder":
-        assert len(batch["num_with_codes"]) == 3  # the search for the best order takes part
+        assert len(batch["num_with_codes"]) == 3  # so that the search for the best order runs
     for small in (AT_ONCE, CHUNKED):
         monkeypatch.setattr(loss, "SMALL_BYTES", small)
         with Copies() as copies, Made() as made:
             step(module, batch)
         assert not without_order(made)
-    assert not copies.names  # of the second step: some are kept from the first
+    assert not copies.names  # from the second step on: some tensors are kept after the first
 
 
 @pytest.mark.parametrize("name", ["gpt2", "retriever_dropout"])
@@ -237,7 +237,7 @@ def test_what_is_sent_to_the_device_is_seen():
 
 
 class TorchCount(Callback):
-    """Counts the arithmetic of the first micro-batch as torch does, and keeps its lengths."""
+    """Counts the first micro-batch's arithmetic with torch's counter, and keeps its lengths."""
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, *_: Any) -> None:
         ids = batch["sample_id"][batch["weight"] > 0].numpy()
@@ -253,6 +253,6 @@ def test_the_arithmetic_of_a_family_is_near_what_torch_counts(files, tmp_path, n
     module, data = families.FAMILIES[name](files / f"counted {name}", {"global_batch_size": 8})
     counts, few = TorchCount(), {"max_steps": 1, "max_epochs": -1, "limit_val_batches": 0}
     toy_trainer(tmp_path / "run", callbacks=[counts], **few).fit(module, data)
-    # In so small networks what is not counted (embeddings, attention, norms) weighs much.
+    # In such small networks uncounted parts (embeddings, attention, norms) weigh much.
     found = module.flops(counts.lengths) / counts.counter.get_total_flops()
     assert 0.4 < found < 1.3

@@ -1,4 +1,4 @@
-"""Wrong inputs of a whole command: one screen with file, line, value and way out, nothing lost."""
+"""Wrong inputs of whole commands: one screen with file, line, value and way out, nothing lost."""
 
 import os
 import re
@@ -18,7 +18,7 @@ CODE_MINE = [*PREDICT, "--data.predict_files=mine.csv"]
 CHECK = ["check", *FIT[1:]]
 GLUED = SOUND + '"smith,en,83110\nminer",en,71105\n'
 REJECT = "--data.on_bad_rows=reject writes them to rejected.csv"
-# What a refused run may have begun: a folder of its own, or a new file beside the old ones.
+# What a refused run may leave behind: a folder of its own, or a new file beside the old ones.
 BEGUN = re.compile(
     r"runs/error.txt|runs/mine-2(/.*)?|runs/mine/\..*\.parts|"
     r"runs/mine/(error.txt|config-\w+\.yaml|tensorboard/events.*)"
@@ -76,7 +76,7 @@ WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
         "trainer.gradient_clip_val must be 0 or more, got -1.*: .* 1.0 is usual",
     ),
 }
-# name: (command, files, message); line 62 is the one behind the 61 sound ones.
+# name: (command, files, message); line 62 follows the 61 valid ones.
 WRONG_FILES: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
     "an empty file": (FIT, {"train.csv": ""}, "train.csv is empty; it needs a header and rows"),
     "a config in another encoding": (
@@ -163,7 +163,7 @@ WRONG = {name: (argv, {}, said) for name, (argv, said) in WRONG_OPTIONS.items()}
 
 @pytest.fixture
 def folder(folder_with_run: Path, own_folder: Path) -> Path:
-    """A working folder with sound tables and a run that two steps have trained."""
+    """A working folder with valid tables and a run of two training steps."""
     shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
     return own_folder
 
@@ -218,10 +218,10 @@ def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(done, fo
     recipe += ["--test_after_fit=true"]
     output = done(*FIT, *recipe, "--trainer.fast_dev_run=true")
     assert "val/" not in output
-    assert "next:" not in output  # it keeps no checkpoint
+    assert "next:" not in output  # the run keeps no checkpoint
     output = done(*FIT, *recipe)
     assert "next: unisono predict" in output
-    assert "/checkpoints/last.ckpt" in output  # without validation none is the best
+    assert "/checkpoints/last.ckpt" in output  # without validation there is no best checkpoint
     (line,) = re.findall(r"^next: unisono (.*)$", output, re.M)
     output = done(*shlex.split(line))
     assert " different inputs predicted, written to" in output

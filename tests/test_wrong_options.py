@@ -1,4 +1,4 @@
-"""Options out of their range or in conflict are refused with the value and the rule."""
+"""Options out of range or in conflict are refused with the value and the rule."""
 
 from collections.abc import Callable
 from dataclasses import replace

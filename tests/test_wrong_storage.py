@@ -1,6 +1,6 @@
-"""Folders without access and a full disk: one screen, and what was there before is whole.
+"""Folders without access and a full disk: one screen, and existing files stay whole.
 
-The tests may run as root, whom no permission stops: the commands give up that right.
+The tests may run as root, whom no permission stops: the commands drop that privilege.
 """
 
 import ctypes
@@ -24,22 +24,22 @@ CHECKPOINT = "--ckpt_path=runs/mine/checkpoints/last.ckpt"
 CODE_MINE = ["predict", *ONE_DEVICE, CHECKPOINT, "--trainer.limit_predict_batches=1.0"]
 CODE_MINE += ["--data.predict_files=mine.csv"]
 RESUME = [*FIT, "--ckpt_path=auto", "--trainer.max_steps=4", "--trainer.max_epochs=2"]
-# A resumed run adds lines to the first two, replaces those of steps that run again in the third,
-# and says in the fourth what it runs on.
+# A resumed run appends to the first two files, replaces lines of repeated steps in the third, and
+# writes its devices into the fourth.
 LEDGER, THROUGHPUT = "runs/mine/ledger.jsonl", "runs/mine/throughput.jsonl"
 METRICS = "runs/mine/metrics.csv"
 TOPOLOGY = "runs/mine/topology.json"
 
 
 class Limit(NamedTuple):
-    """A command that the storage refuses.
+    """A command that runs under a limit of the storage.
 
     Attributes:
         argv: the command.
         message: its error, as a pattern.
-        file_bytes: the size that no file may pass; none closes the folder to writing instead.
+        file_bytes: the largest size of a file; `None` makes the folder read-only instead.
         mine: the table to code.
-        closed: a file that nobody may read.
+        closed: a file without read permission.
     """
 
     argv: list[str]
@@ -96,13 +96,13 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def limited(folder: Path, cache: Path, limit: Limit) -> int:
-    """Run the command of a limit in this process under it and return the exit status."""
+    """Run a command in this process under its limit and return the exit status."""
     os.chdir(folder)
     os.environ |= {"UNISONO_CACHE": str(cache), "HOME": str(cache)}
     if limit.file_bytes is None:
         obey_permissions()
         return unisono_here(*limit.argv)
-    # The output waits in a pipe: the file that it goes to has the same limit.
+    # The output is read through a pipe, since the limit holds for the output file too.
     output, (reading, writing) = os.dup(1), os.pipe()
     os.dup2(writing, 1)
     os.dup2(writing, 2)
@@ -117,9 +117,9 @@ def limited(folder: Path, cache: Path, limit: Limit) -> int:
 
 
 def obey_permissions() -> None:
-    """Give up every capability of this process: permission bits then stop root as well.
+    """Drop every capability of this process, so that permission bits stop root as well.
 
-    Another user id would do so too, but could not read an environment in root's folders.
+    Another user id would do the same, but could not read an environment in root's folders.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.capset(struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)):
@@ -127,7 +127,7 @@ def obey_permissions() -> None:
 
 
 def set_rights(top: Path, mode: int) -> None:
-    """Gives a folder, all folders in it and all their files these permission bits."""
+    """Sets these permission bits on a folder, its subfolders and all their files."""
     for path in (top, *top.rglob("*")):
         path.chmod(mode)
 

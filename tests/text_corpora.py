@@ -19,7 +19,7 @@ def text_file(path, text):
 
 
 def rows_file(path, rows):
-    """Write rows, or texts in their place, as JSON lines; return the file's path as a text."""
+    """Write rows, or texts as rows, as JSON lines; return the file's path as a string."""
     lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
     return str(text_file(path, "".join(f"{line}\n" for line in lines)))
 
@@ -56,7 +56,7 @@ def text_rows(folder):
 
 def text_module(files, **options):
     """Return a TextDataModule of small batches."""
-    from datamodules import TextDataModule  # Lightning, which the subprocesses of tests do without
+    from datamodules import TextDataModule  # needs Lightning, which subprocesses of tests lack
 
     return TextDataModule(files, **{"global_batch_size": 4, "context_length": 32, **options})
 
@@ -69,12 +69,12 @@ def saved_tokenizer(tokenizer, folder):
     return folder
 
 
-END_ID, WORD, TAIL, LETTER, SPACE = 1, 258, 259, 260, 262  # of `sentence_piece`
+END_ID, WORD, TAIL, LETTER, SPACE = 1, 258, 259, 260, 262  # ids of `sentence_piece`
 
 
 def sentence_piece(kind="never"):
-    """Return a tokenizer as Llama has it, with pieces of bytes for what has no piece: an old one
-    (`prepend`), or one of a newer scheme (`always`, `first`, `never`)."""
+    """Return a tokenizer in the form of Llama's, with byte pieces for text that no piece covers: an
+    old scheme (`prepend`), or a newer one (`always`, `first`, `never`)."""
     pieces = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁he", "n", "he", "\n", "▁"]
     model = models.BPE(
         {piece: i for i, piece in enumerate([*pieces, "h", "e"])},
@@ -96,7 +96,7 @@ def sentence_piece(kind="never"):
 
 @dataclass
 class StreamStore:
-    """One stream as the store of a dataset, whatever the part."""
+    """One stream of tokens in place of a dataset's store, the same for every part."""
 
     only: TokenStream
     tokenizer: TextTokenizer

@@ -1,4 +1,4 @@
-"""The smallest module and datamodule on the shared code: ragged sequences, two loss terms."""
+"""Smallest module and datamodule on the shared code: ragged sequences, two loss terms."""
 
 import csv
 import hashlib
@@ -86,7 +86,7 @@ class ToyData(PlannedDataModule):
 
 
 class LitToy(ExactModule):
-    """A small network on every value, summed over the sequence."""
+    """A small network applied to every value, summed over the sequence."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class LitToy(ExactModule):
             parameter.data.copy_(start)
         if self.dropout:
             self.model.insert(2, nn.Dropout(self.dropout))
-        self.twin = self.model[0]  # weights under two names, as those of a tied head
+        self.twin = self.model[0]  # weights under two names, as in a tied head
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         values = batch["values"].to(self.model[0].weight.dtype)
@@ -164,11 +164,11 @@ def toy_trainer(folder: Path, **options: Any) -> Trainer:
 
 
 class PowerCut(RuntimeError):
-    """The end of a run by `CutAt`."""
+    """The power cut that `CutAt` simulates."""
 
 
 class CutAt(Callback):
-    """Ends a run when all has heard of an optimizer step, before its validation."""
+    """Ends a run after an optimizer step and its callbacks, before the validation."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -189,8 +189,8 @@ def fit(
     resume: bool = False,
     **options: Any,
 ) -> LitToy:
-    """Train with a checkpoint every so many steps, to a step at which it is cut if need be, from
-    the last checkpoint if it is resumed; return the module."""
+    """Train to `max_steps`, or until the cut, with a checkpoint every few steps; resume from the
+    last checkpoint if asked to; return the module."""
     module = module or LitToy()
     callbacks = [LastCheckpoint(every_n_steps=every), *([CutAt(cut_at)] if cut_at else [])]
     trainer = toy_trainer(folder, callbacks=callbacks, enable_checkpointing=False, **options)
@@ -213,7 +213,7 @@ def csv_rows(path: str | Path) -> list[dict[str, str]]:
 
 
 def json_rows(path: str | Path) -> list[Any]:
-    """Return the rows of a file that has JSON in each line."""
+    """Return the rows of a file with one JSON object on each line."""
     return [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
 
 
@@ -224,7 +224,7 @@ def losses(folder: Path) -> list[float]:
 def assert_same_samples(
     expected: list[dict[str, Any]], found: list[dict[str, Any]], rel: float = 1e-10
 ) -> None:
-    """Assert that ledger lines tell of the same samples in each step, and of nearly its loss."""
+    """Assert that two ledgers have the same samples in each step, and nearly the same losses."""
     for left, right in zip(expected, found, strict=True):
         for key in ("step", "digest", "targets"):
             assert right[key] == left[key]

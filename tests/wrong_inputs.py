@@ -1,4 +1,4 @@
-"""A working folder for wrong inputs: sound tables, and a run that two steps have trained."""
+"""A working folder for wrong inputs: valid tables, and a run of two training steps."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ FIT += ["--data.train_files=train.csv", "--data.columns.language=language"]
 
 
 def run_in(folder: Path, *argv: str) -> None:
-    """Runs a command in this process, and in this folder, to a good end."""
+    """Runs a command in this process and in this folder; it must succeed."""
     from lit_models.__main__ import main
 
     with chdir(folder), mock.patch.dict(os.environ), mock.patch.object(sys, "argv", ["", *argv]):
@@ -34,7 +34,7 @@ def run_in(folder: Path, *argv: str) -> None:
 
 
 def make_run(folder: Path) -> Path:
-    """Trains two steps in this folder and returns it."""
+    """Trains two steps in this folder and returns the run."""
     (folder / "train.csv").write_text(SOUND)
     (folder / "mine.csv").write_text("text\nsmith\nminer of coal\n")
     run_in(folder, *FIT)
@@ -42,7 +42,7 @@ def make_run(folder: Path) -> Path:
 
 
 def place(path: Path, content: bytes | str) -> None:
-    """Writes a wrong input; a word in capitals is a checkpoint with that fault."""
+    """Writes a wrong input; a word in capitals stands for a checkpoint with that fault."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sound = Path("runs/mine/checkpoints/last.ckpt")
     if content == "BYTE":
@@ -67,7 +67,7 @@ def place(path: Path, content: bytes | str) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
-    """Path -> bytes of each file, None for a folder."""
+    """Path -> bytes of each file, `None` for a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
@@ -75,7 +75,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def error_of(output: str) -> str:
-    """The error in an output, on one line: a screen of 24 lines of 80 columns, no traceback."""
+    """The error in an output, on one line; it fits 24 lines of 80 columns, no traceback."""
     shown = output[max(output.find("error: "), 0) :]
     assert "Traceback" not in output
     assert len(shown.splitlines()) <= 24
