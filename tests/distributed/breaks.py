@@ -1,4 +1,4 @@
-"""Callbacks by which a run is slow, or something in it really breaks."""
+"""Callbacks that slow a run down, or really break something in it."""
 
 import multiprocessing
 import os
@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 
 class SignalledAt(Callback):
-    """A signal to one rank, while the others are at another place: rank 0 is slower."""
+    """Sends a signal to one rank while the others are elsewhere: rank 0 is slower."""
 
     def __init__(self, step: int, signal_name: str, rank: int) -> None:
         self.step, self.signum, self.rank = step, signal.Signals[signal_name], rank
@@ -23,9 +23,9 @@ class SignalledAt(Callback):
 
 
 class FailsAt(Callback):
-    """The last rank raises an error, hangs, is killed, is stopped or loses a loader worker.
+    """Makes the last rank fail, hang, be killed, be stopped, or lose a loader worker.
 
-    SIGKILL comes as from a cluster: no handler runs, the others must notice.
+    SIGKILL arrives as from a cluster: no handler runs, and the other ranks must notice.
     """
 
     def __init__(self, step: int, how: str) -> None:
@@ -48,7 +48,7 @@ class FailsAt(Callback):
 
 
 class Slow(Callback):
-    """Each step takes so long, until the run has been stopped once."""
+    """Makes each step slow, until the run has been stopped once."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""A run that is killed again and again, each time going on with other devices."""
+"""A run that is killed again and again, and resumed each time on other devices."""
 
 import json
 import os
@@ -13,13 +13,13 @@ import numpy as np
 from tests.distributed.launch import unisono_here, world
 
 EPOCHS, STEPS_PER_EPOCH = 10, 40
-MOST_STEPS = 6  # of an attempt, before a moment is looked for
-# Processes take seconds to start on two cores: few of them are drawn more often than many.
+MOST_STEPS = 6  # of an attempt, before it is killed
+# Processes take seconds to start on two cores: small worlds are drawn twice as often.
 WORLDS = [*[(1, "auto"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")] * 2, (3, "ddp")]
 MOMENTS = ["seconds"] * 11 + ["checkpoint"] * 5 + ["validation"] * 2 + ["epoch end"] * 2
 ENDS_WITHIN_S = 30.0
-# At their debug rate of 0.003 the steps of these make 1e-9 and 1e-5 of the rounding, on two devices
-# that nobody disturbs as well; at this one 1e-14, and what a kill left would be seen.
+# At the debug rate of 0.003, rounding grows to 1e-9 and 1e-5 in these two, on two undisturbed
+# devices too; at this rate it stays at 1e-14, and an effect of a kill would be seen.
 CALM = dict.fromkeys(("seo/ranker", "seo/writer"), ("--model.optimizer.lr=0.0003",))
 
 
@@ -29,7 +29,7 @@ def config_of(family: str) -> str:
 
 
 def start(folder: Path, family: str, devices: int, strategy: str) -> list[BaseProcess]:
-    """Return the ranks of an attempt, whose command is the same but for the devices; their output
+    """Return the ranks of an attempt; only devices and strategy differ between attempts. The output
     goes to a file beside the run."""
     command = [
         *("fit", "--config", config_of(family), "--ckpt_path=auto"),
@@ -44,7 +44,7 @@ def start(folder: Path, family: str, devices: int, strategy: str) -> list[BasePr
 
 
 def steps_of(folder: Path) -> list[dict]:
-    """Return the ledger's whole lines."""
+    """Return the complete lines of the ledger."""
     path = folder / "ledger.jsonl"
     content = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in content.split("\n")[:-1]]
@@ -53,7 +53,7 @@ def steps_of(folder: Path) -> list[dict]:
 def wait_for(
     is_there: Callable[[], bool], ranks: list[BaseProcess], limit_s: float, pause_s: float = 0.002
 ) -> bool:
-    """Return whether it came to be before a rank ended."""
+    """Return whether the condition came true before a rank ended."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end and all(rank.is_alive() for rank in ranks):
         if is_there():
@@ -65,16 +65,16 @@ def wait_for(
 def wait_for_moment(
     moment: str, folder: Path, ranks: list[BaseProcess], steps: int, delay_s: float
 ) -> bool:
-    """Wait until the run is at a moment to be killed; false where it ended before.
+    """Wait until it is time to kill the run; return False if the run ended first.
 
     Args:
         moment: one of MOMENTS.
         folder: of the run.
         ranks: of the attempt.
         steps: lines of the ledger to wait for.
-        delay_s: seconds from then on; of the other moments, until they are looked for.
+        delay_s: seconds to wait then, before the moment is looked for.
     """
-    # Ranks take seconds to start; to look more often than a step takes would slow them.
+    # Ranks take seconds to start; polling more often than once a step would slow them down.
     if not wait_for(lambda: len(steps_of(folder)) > steps, ranks, 120, pause_s=0.02):
         return False
     time.sleep(delay_s)
@@ -102,7 +102,7 @@ def attempt(
     begun = len(steps_of(folder))
     ranks = start(folder, family, devices, strategy)
     steps = begun + int(rng.integers(1, MOST_STEPS))
-    delay_s = float(rng.uniform(0, 0.1))  # which is more than a step takes
+    delay_s = float(rng.uniform(0, 0.1))  # which is longer than a step
     try:
         if not wait_for_moment(moment, folder, ranks, steps, delay_s):
             log = folder.with_suffix(".log").read_text(encoding="utf-8")

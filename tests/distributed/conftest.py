@@ -1,4 +1,4 @@
-"""A SLURM for the tests that need one; each has a folder of its own."""
+"""A SLURM cluster for the tests that need one, with a folder for each."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from tests.distributed.slurm import cluster, install
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which two loopback nodes are found; skips where SLURM cannot be had."""
-    with FileLock(Path(tempfile.gettempdir()) / "unisono-slurm.lock"):  # apt runs once at a time
+    """The environment of a cluster of two loopback nodes; skips if SLURM cannot be installed."""
+    with FileLock(Path(tempfile.gettempdir()) / "unisono-slurm.lock"):  # apt runs one at a time
         cannot = install()
     if cannot:
         pytest.skip(cannot)

@@ -1,4 +1,4 @@
-"""Small runs of every family that lives on the shared code, for the tests beside it."""
+"""Small runs of every family that uses the shared code, for the tests in this folder."""
 
 import json
 from collections.abc import Callable
@@ -57,8 +57,8 @@ class TiedBlock(nn.Module):
 
 
 class LitTied(ExactModule):
-    """Next-symbol model whose output shares the embedding's weights; validation generates texts
-    whose lengths depend on the sample, so that ranks call the blocks differently often."""
+    """Next-symbol model whose output shares the embedding's weights; validation generates texts of
+    lengths that depend on the sample, so that ranks call the blocks unequally often."""
 
     NUM_SYMBOLS: ClassVar[int] = 32
     takes_half_weights: ClassVar[bool] = True
@@ -130,7 +130,7 @@ def tied(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDat
 
 
 def occupation_table(path: Path) -> None:
-    """Write 50 records, some of two codes and with long texts, and fewer of them to judge by."""
+    """Write 50 records, some with two codes or long texts, and fewer records to evaluate on."""
     rng = np.random.default_rng(0)
     lines = ["text,code_1,code_2"]
     for number in range(50):
@@ -178,7 +178,7 @@ def write_documents(path: Path, number: int) -> None:
 
 
 def text_files(folder: Path) -> None:
-    """Write 60 documents, some longer than a row, 9 prompts, two of them equal, and pairs."""
+    """Write 60 documents, some longer than a row, 9 prompts (two of them equal), and pairs."""
     write_documents(folder / "documents.jsonl", number=60)
     pair_files(folder)
     prompts = [f"the {word}" for word in ("old", "baker", "old", "", "b", "salt by", "and so on")]
@@ -210,7 +210,7 @@ def causal_lm(
         network=DecoderConfig(
             **{"max_positions": 64, "hidden_size": 16, "num_layers": 2, "num_heads": 2, **shape}
         ),
-        # Some texts end early: ranks make different numbers of steps.
+        # Some texts end early, so that ranks decode different numbers of tokens.
         generation=GenerationOptions(6, 1.0, stop=[*ascii_lowercase]),
         lora=lora,
     )
@@ -228,12 +228,12 @@ FAMILIES: dict[str, Family] = {
 }
 GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True, "tied": False}
 LARGE = {"num_layers": 8, "hidden_size": 64}
-# Sizes of which two devices' parts are odd, and no even shares of two more.
+# Sizes whose halves, on two devices, are odd, so that two more devices cannot share them evenly.
 GROUPED = {"num_heads": 4, "num_kv_heads": 2, "feed_forward": 38}
 ON_BFLOAT16 = LoraOptions(["*"], rank=2, dropout=0.0, base_dtype="bfloat16")
-IN_BFLOAT16 = {"Llama": "", "Qwen2": "model.embed_tokens"}  # parts of models, in their files
-LINEAR = OccupationLossOptions(linear=LinearOptions(num_features=512))  # each process solves it
-SPECIAL: dict[str, Family] = {  # not in every test
+IN_BFLOAT16 = {"Llama": "", "Qwen2": "model.embed_tokens"}  # model -> its parts in bfloat16
+LINEAR = OccupationLossOptions(linear=LinearOptions(num_features=512))  # solved by each process
+SPECIAL: dict[str, Family] = {  # only in some tests
     "toy_dropout": partial(toy, dropout=0.3),
     "lens_layers": partial(consistency_lens, layers=[0, 1]),
     "linear_coder": partial(occupation_coder, loss=LINEAR),
@@ -248,7 +248,7 @@ SPECIAL: dict[str, Family] = {  # not in every test
 
 
 def pretrained_files(folder: Path) -> None:
-    """Write the folders of models that `PRETRAINED` starts from."""
+    """Write the folders of models that the families in `PRETRAINED` start from."""
     for kind in ("GPT2", "Llama", "Qwen2"):
         sizes = {"n_positions": 64} if kind == "GPT2" else {}
         model = saved(folder / kind, kind, vocab_size=257, **sizes)
@@ -263,12 +263,12 @@ def pretrained_files(folder: Path) -> None:
 def pretrained(
     folder: Path, options: dict[str, Any], family: Family, name: str
 ) -> tuple[ExactModule, PlannedDataModule]:
-    """Return a module and its data, the module on a folder of `pretrained_files`."""
+    """Return a module that starts from a folder of `pretrained_files`, and its data."""
     path = str(folder.parent / name.split()[0])
     if family is occupation_coder:
         return occupation_coder(folder, options, encoder=partial(CanineEncoder, folder=path))
     module, data = family(folder, options)
-    data.tokenizer_options = None  # the folder's
+    data.tokenizer_options = None  # take the folder's tokenizer
     if family is consistency_lens:
         subject = SubjectOptions(path, layer=0)
         lens = LensOptions(num_words=3)

@@ -1,4 +1,4 @@
-"""Four ranks that write sharded tensors into one folder, and once more with a full disk on one."""
+"""Four ranks write sharded tensors into one folder, then again with a full disk on one."""
 
 import resource
 from functools import partial
@@ -11,13 +11,13 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from lit_models.training.checkpoints import SAVES, gathered, put_together, write_folder
 
-WORLD, FULL = 4, 2  # processes, and the rank whose disk is full the second time
+WORLD, FULL = 4, 2  # processes, and the rank whose disk is full in the second save
 ROWS, FEW = torch.arange(15.0, dtype=torch.float64).reshape(5, 3), torch.ones(1, 2)
 TABLE = torch.arange(24.0).reshape(4, 6)
 
 
 def content(step: int) -> dict:
-    """Uneven rows, a rank without any, copies, columns, and rows that are split twice."""
+    """Return uneven rows, a rank without any, copies, columns, and rows that are split twice."""
     line, square = init_device_mesh("cpu", (WORLD,)), init_device_mesh("cpu", (2, 2))
     sharded = partial(distribute_tensor, src_data_rank=None)
     weight = sharded(ROWS, line, [Shard(0)])
@@ -39,7 +39,7 @@ def write(folder: Path) -> None:
     rest, own = gathered(content(4), device, WORLD)
     save = partial(write_folder, rest, own, folder / "last.ckpt", dist.new_group(backend="gloo"))
     SAVES.write(save, in_background=True)
-    for _ in range(200):  # as steps do meanwhile
+    for _ in range(200):  # as training steps do while a save is under way
         dist.all_reduce(torch.ones(1))
     SAVES.settle()
     rest, own = gathered(content(4), device, 1)

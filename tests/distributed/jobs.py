@@ -1,4 +1,4 @@
-"""Many runs in one world, whose ranks start once; each job writes a folder."""
+"""Many runs in one world, whose ranks start only once; each job writes a folder."""
 
 import contextlib
 import hashlib
@@ -42,16 +42,16 @@ def run_jobs(folder: Path, jobs: list[dict[str, Any]]) -> None:
 
 
 def run_job(folder: Path, job: dict[str, Any]) -> None:
-    """Fit, validate, test and predict as a job says, and write down what came of it.
+    """Fit, validate, test and predict as a job says, and write its facts into the folder.
 
     Args:
         folder: of the job.
-        job: `family`, `strategy`, and perhaps `data` and `trainer` options, `sharding` options,
+        job: `family` and `strategy`; optionally `data` and `trainer` options, `sharding` options,
             options of the `last` checkpoint, the `decay` of averaged weights, more `callbacks`,
-            `resume` (a checkpoint), `positions` (how many of them the memory of each rank holds),
-            `seeds_apart` (every rank has a seed of its own), `devices` (where the strategy starts
-            its own processes), `is_named` (the strategy is that of Lightning), `stages` after the
-            training. A language model that is evaluated also writes samples while it learns.
+            `resume` (a checkpoint), `positions` (the memory of each rank, in positions),
+            `seeds_apart` (each rank has its own seed), `devices` (for strategies that start
+            their own processes), `is_named` (the strategy is Lightning's), and the `stages` after
+            training. A language model with such stages also writes samples while it learns.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rank = int(os.environ.get("RANK", "0"))
@@ -71,7 +71,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     strategy = job["strategy"]
     if not job.get("is_named"):  # as the command line does
         strategy = replicated(strategy) or strategy
-    if "sharding" in job:  # by name, since Lightning refuses float64 to an object of this kind
+    if "sharding" in job:  # by name: Lightning rejects float64 with an object of this class
         strategy = f"{strategy}-{job['name']}"
         StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
     if job["family"] == "causal_lm" and stages:
@@ -87,13 +87,13 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     )
     start, counted = StartDigest(), HostBytes()
     is_large = job["family"].startswith("large")
-    trainer.callbacks += [] if is_large else [start]  # which makes weights whole
+    trainer.callbacks += [] if is_large else [start]  # it gathers whole weights
     with counted if is_large else contextlib.nullcontext():
         trainer.fit(module, data, ckpt_path=job.get("resume"), weights_only=True)
     facts: dict[str, Any] = {"bytes": bytes_here(trainer), "world_size": trainer.world_size}
     facts["start"], facts["most_bytes"] = start.digest, counted.most
     facts["micro_batch_size"] = data.batching.micro_batch_size
-    digest, num_bytes = hashlib.sha256(), 0  # of parameters that other ranks hold, too
+    digest, num_bytes = hashlib.sha256(), 0  # of parameters that other ranks hold as well
     for parameter in module.parameters():
         if isinstance(parameter, DTensor) and num_copies(parameter) > 1:
             held = parameter.to_local().detach().numpy().tobytes()
@@ -107,8 +107,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
 
 
 class StartDigest(Callback):
-    """Keeps a hash of all weights that a training in this process starts from, shards put
-    together."""
+    """Keeps a hash of all weights at the start of a training in this process, shards gathered."""
 
     digest = ""
 
@@ -120,7 +119,7 @@ class StartDigest(Callback):
 
 
 class HostBytes(TorchDispatchMode):
-    """Keeps the most bytes of tensors that functions have made and that were alive at once."""
+    """Keeps the most bytes of tensors made by functions that were alive at the same time."""
 
     alive, most = 0, 0
 
@@ -140,7 +139,7 @@ class HostBytes(TorchDispatchMode):
 
 
 class HandMade:
-    """A memory of so many positions, in which a batch takes as many as it has."""
+    """A memory of so many positions, of which a batch takes as many as it has."""
 
     def __init__(self, module: Any, num_positions: int) -> None:
         self.capacity_bytes, self.largest = num_positions * 10**9, 0
@@ -156,11 +155,11 @@ class HandMade:
         self.largest = 0
 
     def peak_bytes(self) -> int:
-        return self.largest * 10**9  # beside which the copies of weights are nothing
+        return self.largest * 10**9  # weights and their copies are negligible beside it
 
 
 class GradientSums(Callback):
-    """Writes how many sums over ranks the micro-batches of training took, in their order."""
+    """Writes how many sums over ranks the training micro-batches took, in order."""
 
     def on_train_start(self, *_: Any) -> None:
         self.counts: list[int] = []
@@ -181,8 +180,8 @@ class GradientSums(Callback):
 
 
 class OfRanks(Callback):
-    """Writes how many blocks were whole at once, at most, in an evaluation of training, and how
-    many matrices each rank made orthogonal."""
+    """Writes the largest number of blocks that were whole at once in an evaluation during training,
+    and the number of matrices that each rank orthogonalised."""
 
     def on_train_start(self, *_: Any) -> None:
         self.counting = mock.patch.object(optim, "orthogonal", wraps=optim.orthogonal)
@@ -211,7 +210,7 @@ class OfRanks(Callback):
 
 
 def bytes_here(trainer: Any) -> dict[str, int]:
-    """Return the bytes of parameters and moments, in all and on this rank."""
+    """Return the bytes of parameters and moments, in total and on this rank."""
     values: list[Any] = [*trainer.lightning_module.parameters()]
     for optimizer in trainer.optimizers:
         values += [value for state in optimizer.state.values() for value in state.values()]

@@ -1,8 +1,8 @@
-"""Runs commands and worlds of processes, and ends every process that came of them afterwards.
+"""Runs commands and worlds of processes, and ends every process that they leave.
 
-`run` starts a command as a user starts it. What else runs `unisono`, and the ranks of a world, are
-forks of one process that has imported all, which takes longer than most runs; what they start
-themselves are processes as always. The ranks find each other as those of torchrun do.
+`run` starts a command as a user starts it. Other calls of `unisono`, and the ranks of a world, are
+forks of one process that has imported everything, since importing takes longer than most runs;
+processes that they start themselves are ordinary ones. Ranks find each other as under torchrun.
 """
 
 import contextlib
@@ -29,18 +29,18 @@ from unittest import mock
 ROOT = Path(__file__).parents[2]
 MARK = "UNISONO_TEST_RUN"
 FORKED = "forkserver"
-# What an earlier run in this process, or whoever started the tests, may have left.
+# What an earlier run in this process, or the program that started the tests, may have set.
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-REMAINS_S = 60.0  # loader workers look every few seconds whether their parent lives
-PATIENCE_S = 900.0  # after which a test hangs: no proof, so that a busy machine passes too
+REMAINS_S = 60.0  # loader workers check every few seconds whether their parent is alive
+PATIENCE_S = 900.0  # a test that takes longer hangs; generous, so that a busy machine passes too
 IMPORTED = ["tests.distributed.jobs", "lit_models.cli", "tensorboard", "pytest"]
-SESSIONS: dict[str, int] = {}  # mark -> that of a fork, whose environment the system does not show
+SESSIONS: dict[str, int] = {}  # mark -> session of a fork, whose environment /proc does not show
 
 
 def run(
     *arguments: str, timeout_s: float = PATIENCE_S, **environ: str
 ) -> subprocess.CompletedProcess:
-    """Return the finished `python arguments`; no process of it is left, whatever happened."""
+    """Run `python arguments` to its end; return it. None of its processes survives."""
     statuses, outputs = finished(started(*arguments, is_fork=False, **environ), limit_s=timeout_s)
     return subprocess.CompletedProcess(arguments, statuses[0], outputs[0])
 
@@ -48,7 +48,7 @@ def run(
 def finished(
     *launched: tuple[Any, str], limit_s: float = PATIENCE_S
 ) -> tuple[list[int], list[str]]:
-    """Return the statuses and outputs of started commands; no process of them is left."""
+    """Return the statuses and outputs of started commands; none of their processes survives."""
     try:
         outputs = [process.communicate(timeout=limit_s)[0] for process, _ in launched]
     finally:
@@ -60,7 +60,7 @@ def finished(
 def run_clean(
     *arguments: str, meanwhile: Callable[[Any], Any] | None = None
 ) -> subprocess.CompletedProcess:
-    """Return the finished `python arguments`, which left no process, port or shared memory.
+    """Run `python arguments` to its end; assert that it left no process, port or memory.
 
     Args:
         arguments: of Python.
@@ -92,17 +92,17 @@ def is_listening(port: int) -> bool:
 
 
 def abandoned_memory() -> set[str]:
-    """Return the names of shared memory that no live process has: those of others stand beside."""
+    """Return the names of shared memory that no live process maps; others use /dev/shm too."""
     names = {str(entry.inode()): entry.name for entry in os.scandir("/dev/shm")}
     for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
-        with contextlib.suppress(OSError):  # it ended
+        with contextlib.suppress(OSError):  # the process ended
             for inode in re.findall(r"(\d+) +/dev/shm/", maps.read_text()):
                 names.pop(inode, None)
     return set(names.values())
 
 
 class Fork:
-    """A command that runs in a fork; it has what is used of a `subprocess.Popen`."""
+    """A command that runs in a fork, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, environ: dict[str, str], arguments: tuple[str, ...]) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as file:
@@ -118,7 +118,7 @@ class Fork:
         self.process.join(timeout)
         if is_late := self.poll() is None:
             for pid in processes_of(self.mark):
-                os.kill(pid, signal.SIGABRT)  # at which each writes its stacks
+                os.kill(pid, signal.SIGABRT)  # each then writes its stack traces
             self.process.join(10)
         output = self.log.read_text(encoding="utf-8")
         assert not is_late, f"no end after {timeout} s\n{output}"
@@ -126,21 +126,21 @@ class Fork:
 
     def wait(self) -> None:
         self.process.join()
-        self.log.unlink(missing_ok=True)  # whoever waits has read it
+        self.log.unlink(missing_ok=True)  # `communicate` has read it
 
     returncode = property(poll)
 
 
 def _command(*arguments: str) -> None:
-    """Be `python -m lit_models arguments`, also to those that start it once more."""
+    """Act as `python -m lit_models arguments`, also for launchers that start it again."""
     warnings.simplefilter("ignore")
-    multiprocessing.set_start_method(None, force=True)  # not that of the fork
+    multiprocessing.set_start_method(None, force=True)  # undo the fork's choice
     sys.argv[1:] = arguments
     runpy.run_module("lit_models", run_name="__main__", alter_sys=True)
 
 
 def started(*arguments: str, is_fork: bool = True, **environ: str) -> tuple[Any, str]:
-    """Start `python arguments` in a session of its own; return it and its mark."""
+    """Start `python arguments` in a session of its own; return the process and its mark."""
     mark = uuid.uuid4().hex
     environ = {
         **{**inherited(), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
@@ -160,24 +160,24 @@ def started(*arguments: str, is_fork: bool = True, **environ: str) -> tuple[Any,
 
 
 def inherited() -> dict[str, str]:
-    """Return the environment of this process without what a launcher sets."""
+    """Return this process's environment without the variables that a launcher sets."""
     return {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
 
 
 def ended(process: subprocess.Popen, mark: str) -> None:
-    """Kill what is left of a started command."""
+    """Kill all remaining processes of a started command."""
     for pid in processes_of(mark):
-        with contextlib.suppress(ProcessLookupError):  # it ended in between
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def processes_of(mark: str) -> list[int]:
-    """Return the live processes that inherited a mark, or are in the session of the fork that has
-    it; launchers give them groups of their own."""
+    """Return the live processes that inherited a mark or are in the session of its fork; launchers
+    put them into process groups of their own."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended, or belongs to somebody else
+        with contextlib.suppress(OSError):  # it ended, or belongs to another user
             environ, pid = (folder / "environ").read_bytes(), int(folder.name)
             is_of_fork = environ and os.getsid(pid) == SESSIONS.get(mark)
             if is_of_fork or f"{MARK}={mark}".encode() in environ:
@@ -186,7 +186,7 @@ def processes_of(mark: str) -> list[int]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -195,15 +195,15 @@ def free_port() -> int:
 def world(
     size: int, log: Path, function: Callable[..., Any], *arguments: Any, method: str = FORKED
 ) -> list[BaseProcess]:
-    """Start the ranks of a world, in each of which a function is called.
+    """Start the ranks of a world, each of which calls a function.
 
     Args:
-        size: how many; one alone has no launcher's variables.
+        size: number of ranks; a single one gets no launcher's variables.
         log: file to which their output is appended.
-        function: of a module; its result, where it is a number, is the exit status.
+        function: of a module; if its result is a number, it is the exit status.
         arguments: of the function.
         method: `spawn` starts interpreters as launchers do, each of which orders sets in its own
-            way; by default they are forks of one, by `fork` of this process, without a group.
+            way; by default ranks fork from one process; `fork` forks this one, without a group.
     """
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0"}
@@ -227,13 +227,13 @@ def _process(method: str, *given: Any) -> BaseProcess:
 
 def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *given: Any) -> None:
     os.setsid()
-    gc.freeze()  # a search for garbage in what is imported would copy the pages of the fork
+    gc.freeze()  # garbage collection of the imports would copy the fork's pages
     os.environ.clear()
     os.environ.update(environ)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    for number, name in ((1, "stdout"), (2, "stderr")):  # a fork of pytest's has its own here
+    for number, name in ((1, "stdout"), (2, "stderr")):  # a fork of pytest has pytest's streams
         setattr(sys, name, os.fdopen(number, "w", 1, encoding="utf-8", closefd=False))
     sys.exit(function(*given))
 
@@ -241,7 +241,7 @@ def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *giv
 def in_world(
     size: int, function: Callable[..., Any], *arguments: Any, status: int = 0, method: str = FORKED
 ) -> str:
-    """Return what the ranks of a `world` printed, which all ended with a status, in time."""
+    """Return what the ranks of a `world` printed; all must end with this status, in time."""
     end = time.monotonic() + PATIENCE_S
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -270,8 +270,8 @@ def unisono_here(*arguments: str) -> int:
 
 
 def findings(printed: str) -> list[dict[str, str]]:
-    """Return the level, check, what and todo of each line that `unisono doctor` printed."""
-    printed = re.sub(r"\n {24}(?!->) *", " ", printed)  # lines that go on
+    """Return level, check, what and todo of each finding that `unisono doctor` printed."""
+    printed = re.sub(r"\n {24}(?!->) *", " ", printed)  # join continued lines
     line = r"^(ok|warning|error) +(\S.{13}) (.*)(?:\n +-> (.*))?$"
     names = ("level", "check", "what", "todo")
     found = [dict(zip(names, one, strict=True)) for one in re.findall(line, printed, re.M)]

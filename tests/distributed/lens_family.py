@@ -1,4 +1,4 @@
-"""A consistency lens so small that its whole run takes a second, and its documents."""
+"""A consistency lens whose whole run takes a second, and its documents."""
 
 import json
 from functools import partial
@@ -23,7 +23,7 @@ adamw = partial(torch.optim.AdamW, lr=0.01)
 
 
 def story_files(folder: Path) -> None:
-    """Write documents of 9 to 16 words with two attributes each: 40 to train with, and a few."""
+    """Write documents of 9 to 16 words with two attributes each: 40 to train on, and a few more."""
     rng = np.random.default_rng(0)
     words = ["the", "old", "baker", "sold", "bread", "and", "salt", "by", "weight"]
     for part, number in (("train", 40), ("validation", 9), ("test", 11)):
@@ -38,7 +38,7 @@ def story_files(folder: Path) -> None:
 JOINT_START = 6
 LENS_LOSSES = LensLosses(
     teacher_text=LossWeight(1.0, end=JOINT_START),
-    teacher_reconstruction=LossWeight(1.0, end=4),  # the reconstructor then waits
+    teacher_reconstruction=LossWeight(1.0, end=4),  # then the reconstructor waits
     reconstruction=LossWeight(1.0, begin=JOINT_START),
     reference=LossWeight(0.1, begin=JOINT_START),
     effect=LossWeight(0.1, begin=JOINT_START + 1),
@@ -52,7 +52,7 @@ LENS_SUBJECT = SubjectOptions(
 
 
 def lens_documents(folder: Path, min_position: int = 4) -> dict[str, Any]:
-    """Return the options of a datamodule that reads the stories beside a job's folder."""
+    """Return options of a datamodule that reads the stories beside a job's folder."""
     files = {
         f"{part}_files": str(folder.parent / f"stories-{part}.jsonl")
         for part in ("train", "validation", "test")

@@ -1,4 +1,4 @@
-"""Modules of seo so small that a whole run takes a second, and their files."""
+"""Modules of seo whose whole run takes a second, and their files."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ HEADS = {
 
 
 def scored_texts(path: Path) -> None:
-    """Write 50 texts of one to three chunks; every label is missing somewhere, all of one."""
+    """Write 50 texts of one to three chunks; labels are missing here and there, once all."""
     rng = np.random.default_rng(0)
     rows = []
     for number in range(50):
@@ -100,7 +100,7 @@ SEO = {
 
 
 def seo_files(folder: Path) -> None:
-    """Write what these read."""
+    """Write the files that these modules read."""
     scored_texts(folder / "scored.jsonl")
     write_collection(folder / "collection")
     write_pages(folder / "pages.jsonl", 40)

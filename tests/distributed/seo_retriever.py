@@ -1,4 +1,4 @@
-"""A retriever so small that its whole run takes a second, in all the ways that it can compute."""
+"""A retriever whose whole run takes a second, in every way that it can compute."""
 
 from functools import partial
 from pathlib import Path
@@ -32,13 +32,13 @@ SparseRetriever = partial(
 
 
 def assert_sharded_search_is_exact(rank: int, num_ranks: int) -> None:
-    """Search few different numbers, so that scores are equal; a rank has none of the last."""
+    """Assert exact search where few distinct numbers make ties, and one rank lacks documents."""
     generator = torch.Generator().manual_seed(0)
     for number in (60, 7, num_ranks - 1):
         documents, queries = (
             torch.randint(-1, 2, (rows, 4), generator=generator).double() for rows in (number, 5)
         )
-        ids = torch.arange(number) * 3 + 1  # of the collection, of which these are some
+        ids = torch.arange(number) * 3 + 1  # their ids within a larger collection
         own = slice(rank, None, num_ranks)
         sharded = ShardedSearch(ids[own], documents[own])
         assert torch.equal(sharded.all_ids, ids)
@@ -52,7 +52,7 @@ def assert_sharded_search_is_exact(rank: int, num_ranks: int) -> None:
 
 
 class CheckedRetriever(LitRetriever):
-    """Looks, at its test, at the search of documents on several ranks."""
+    """Tests the search of documents on several ranks during its own test stage."""
 
     def on_test_epoch_end(self) -> None:
         super().on_test_epoch_end()
@@ -60,7 +60,7 @@ class CheckedRetriever(LitRetriever):
 
 
 class WithoutGradients(LitRetriever):
-    """A mutant: the documents of other devices are constants."""
+    """A mutant: documents of other devices are constants without gradients."""
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         gathered = super().all_gather(data, group)
@@ -71,7 +71,7 @@ class WithoutGradients(LitRetriever):
 
 
 class WithExactDropout(LitRetriever):
-    """Masks of its dropout belong to texts."""
+    """Its dropout masks depend on the texts."""
 
     def own_callbacks(self) -> list[Callback]:
         return [*super().own_callbacks(), ExactDropout()]
@@ -93,7 +93,7 @@ def retriever(
         tokenizer=TokenizerOptions("words"),
         text=TextLimits(max_length=24, max_query_length=8),
         loader=LoaderOptions(num_workers=0),
-        plan=PlanOptions(seed=0),  # whatever seed another test has left in the environment
+        plan=PlanOptions(seed=0),  # independent of a seed that another test left in the environment
         **{"global_batch_size": 16, **options},
     )
     encoder = partial(small_encoder, dropout=dropout)

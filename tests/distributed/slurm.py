@@ -1,6 +1,6 @@
 """A small SLURM on this machine, and jobs of `unisono submit` on it.
 
-It has two nodes that listen on loopback: Debian's slurmd can be started several times on one host.
+It has two nodes that listen on loopback, since Debian's slurmd can run several times on one host.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ Environ = dict[str, str]
 
 
 def install() -> str | None:
-    """Install SLURM unless it is there; return why it cannot be had, else None."""
+    """Install SLURM if it is missing; return why that is impossible, else `None`."""
     if all(shutil.which(name) for name in DAEMONS):
         return None
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
@@ -78,7 +78,7 @@ def install() -> str | None:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Environ]:
-    """Start munge, the controller and two nodes; give the environment in which srun finds them.
+    """Start munge, the controller and two nodes; yield the environment in which srun finds them.
 
     Raises:
         AssertionError: the nodes are not idle within 20 s.
@@ -88,13 +88,13 @@ def cluster(folder: Path) -> Iterator[Environ]:
     ports = free_ports(3)
     host = subprocess.run(["hostname", "-s"], capture_output=True, text=True).stdout.strip()
     places = {"port": ports[0], "port1": ports[1], "port2": ports[2]}
-    # Lightning meets at a port that the job's number gives: two clusters must not share one.
+    # Lightning derives its port from the job number, so two clusters must not number alike.
     first_job = 1 + 100 * (os.getpid() % 90)
     text = CONFIG.format(host=host, folder=folder, first_job=first_job, **places)
     (folder / "slurm.conf").write_text(text)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     environ = {
-        # Node names resolve nowhere, so ranks would not find the first node by its name.
+        # Node names do not resolve: ranks would not find the first node by its name.
         **{"SLURM_CONF": str(folder / "slurm.conf"), "MASTER_ADDR": "127.0.0.1"},
         **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
     }
@@ -103,7 +103,7 @@ def cluster(folder: Path) -> Iterator[Environ]:
         start_daemons(folder, environ, daemons)
         yield environ
     finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the daemons end what is left
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the daemons end the rest
             subprocess.run(["scancel", "--user=root"], env=environ, capture_output=True, timeout=20)
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ def cluster(folder: Path) -> Iterator[Environ]:
 
 
 def start_daemons(folder: Path, environ: Environ, daemons: list[subprocess.Popen]) -> None:
-    """Start all daemons in the foreground, as children that can be ended and waited for."""
+    """Start all daemons in the foreground, as children that can be stopped and waited for."""
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
@@ -159,12 +159,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def write_config(folder: Path, step_s: float, extra: str = "") -> None:
-    """Write the config of a toy run of which each step takes so long."""
+    """Write the config of a toy run with slow steps."""
     (folder / "toy.yaml").write_text(TOY + SLOW.replace("SECONDS", str(step_s)) + extra)
 
 
 def submitted(folder: Path, environ: Environ, *options: str) -> list[str]:
-    """Call `unisono submit` in a folder; return the numbers of the jobs."""
+    """Call `unisono submit` in a folder; return the job numbers."""
     printed = in_world(1, submit, folder, environ, *options)
     return re.findall(r"^submitted  job (\d+)", printed, flags=re.MULTILINE)
 
@@ -176,7 +176,7 @@ def submit(folder: Path, environ: Environ, *options: str) -> int:
 
 
 def facts_of(job: str, environ: Environ) -> Environ:
-    """Return what scontrol knows of a job, such as JobState and ExitCode."""
+    """Return scontrol's facts of a job, such as JobState and ExitCode."""
     shown = slurm_says(environ, "scontrol", "show", "job", "-o", job)
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
@@ -190,7 +190,7 @@ def slurm_says(environ: Environ, *command: str) -> str:
 def wait_for(
     is_there: Callable[[], bool], what: Callable[[], str] | str, timeout_s: float = 150
 ) -> None:
-    """Wait for something; `what` says what is not there."""
+    """Wait for a condition; `what` names it in the error."""
     end = time.monotonic() + timeout_s
     while not is_there():
         assert time.monotonic() < end, what if isinstance(what, str) else what()
@@ -198,7 +198,7 @@ def wait_for(
 
 
 def steps_of(run: Path) -> int:
-    """Return how many lines the ledger of a run has; 0 before it is there."""
+    """Return the number of lines in a run's ledger; 0 before the file exists."""
     ledger = run / "ledger.jsonl"
     return len(ledger.read_text().splitlines()) if ledger.exists() else 0
 
@@ -212,16 +212,16 @@ def wait_for_end(
         job: its number.
         environ: of the cluster.
         timeout_s: how long to wait.
-        folder: of its logs; once the run has stopped and saved, the job has more time, since on a
-            busy machine Python alone may take what it had.
+        folder: of its logs; once the run has stopped and saved, the job gets more time, since on a
+            busy machine Python's exit alone may use up the timeout.
     """
     end, restarts = time.monotonic() + timeout_s, "0"
     while True:
         facts = facts_of(job, environ)
         if facts["JobState"] == "PENDING" and facts["Restarts"] != restarts:
             restarts = facts["Restarts"]
-            time.sleep(3)  # of a job that starts in the second in which it ended, SLURM knows both
-            # It would be held back for two minutes.
+            time.sleep(3)  # else SLURM may show both runs of a job that restarts in the same second
+            # SLURM would hold a requeued job back for two minutes.
             eased = ["TimeLimit=30"] if folder and "with status 75" in said(folder) else []
             slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now", *eased)
         elif facts["JobState"] not in UNFINISHED:
@@ -231,5 +231,5 @@ def wait_for_end(
 
 
 def said(folder: Path) -> str:
-    """Return what jobs have written to their logs."""
+    """Return the text of the jobs' logs."""
     return "\n".join(p.read_text() for p in sorted((folder / "logs").glob("train_*")))

@@ -1,4 +1,4 @@
-"""Twenty kills in one run: each sample once, and the weights of a run that nobody disturbed."""
+"""Twenty kills in one run: each sample once, and the weights of an undisturbed run."""
 
 import functools
 
@@ -12,14 +12,14 @@ from tests.distributed.test_matrix import weights
 ONE = (1, "auto")
 OTHERS = ("causal_lm", "consistency_lens", "seq2seq", "seo/ranker", "seo/scorer")
 OTHERS += ("seo/retriever", "seo/writer")
-# So many steps make of the rounding that undisturbed weights on two devices end up to 4e-8 from
-# those on one; kills may lead as far away.
+# In so many steps, rounding moves the weights of an undisturbed run on two devices up to 4e-8 away
+# from those on one device; kills may move them as far.
 GROWS_ROUNDING = ("seo/ranker", "causal_lm")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Returns family, devices, strategy -> the weights of a run that nobody disturbed."""
+    """Returns (family, devices, strategy) -> weights of an undisturbed run."""
 
     @functools.cache
     def weights_of(family, *world):
@@ -31,7 +31,7 @@ def undisturbed(tmp_path_factory):
 
 
 def assert_proven(folder):
-    """Assert the proof by the ledger; where an epoch is limited it says so, and nothing else."""
+    """Assert the ledger's proof; where an epoch is limited, the proof names only that."""
     found = verify_run(folder)
     assert found.faults == []
     assert [use.epoch for use in found.epochs] == list(range(EPOCHS))

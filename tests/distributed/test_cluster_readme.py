@@ -1,4 +1,4 @@
-"""The README's way from laptop to cluster, line by line, on the SLURM of two loopback nodes."""
+"""The README's way from laptop to cluster, line by line, on SLURM with two loopback nodes."""
 
 import os
 import re
@@ -21,7 +21,7 @@ VERBS = ("fit", "validate", "test", "predict")
 
 @pytest.fixture(scope="module")
 def shell(slurm: Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Environ]:
-    """A working folder, and an environment with `unisono` and SLURM in it."""
+    """A working folder, and an environment that has `unisono` and SLURM."""
     folder = tmp_path_factory.mktemp("user")
     command = folder / "bin" / "unisono"
     command.parent.mkdir()
@@ -32,7 +32,7 @@ def shell(slurm: Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 
 def lines_of(block: str, shell: tuple[Path, Environ]) -> dict[str, str]:
-    """Return line -> what it printed; variables live from one line to the next."""
+    """Return line -> its output; shell variables keep their values from line to line."""
     folder, environ = shell
     printed = {}
     so_far = []

@@ -1,5 +1,5 @@
-"""A run that ends, however it ends: all processes end soon, nothing of them is left, and where one
-failed, one screen says which and why."""
+"""Runs that end in any way: all processes end soon and leave nothing, and after a failure one
+screen names the rank and the cause."""
 
 import json
 import os
@@ -42,7 +42,7 @@ MOST_LINES = 24
 
 
 def training(folder: Path, how: str | None, *options: str, more: str = "") -> list[str]:
-    """Return the command line of a toy training in which one rank breaks after five steps."""
+    """Return the command line of a toy training in which one rank fails after five steps."""
     (folder / "toy.yaml").write_text(TOY + (BREAKS.format(how) if how else "") + more)
     run = f"--trainer.default_root_dir={folder / 'run'}"
     return ["fit", "--config", str(folder / "toy.yaml"), run, *options]
@@ -51,7 +51,7 @@ def training(folder: Path, how: str | None, *options: str, more: str = "") -> li
 def failed(
     arguments: list[str], meanwhile: Callable[[subprocess.Popen], None] | None = None
 ) -> str:
-    """Return the output of a run that failed and left nothing behind."""
+    """Return the output of a run that failed and left no process, port or memory."""
     done = run_clean("-m", "lit_models", *arguments, meanwhile=meanwhile)
     assert done.returncode == 1, done.stdout
     return done.stdout
@@ -68,7 +68,7 @@ def test_a_rank_that_raises_ends_all_and_one_message_names_the_samples(tmp_path:
     shown = "".join(output.split())  # a long path is broken over two lines
     assert shown.count("".join(f"{place} {again}".split())) == 1, output
     assert "error on process 1 of node 0: LookupError: " in output
-    assert "Connection" not in output  # what the other rank heard
+    assert "Connection" not in output  # an error of the other rank
 
 
 def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
@@ -92,13 +92,13 @@ def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path: Path) -> None:
 
 
 def test_of_a_frozen_rank_the_other_one_says_that_it_is_frozen(tmp_path: Path) -> None:
-    more = TWO_RANKS.format(30)  # in which the other one starts
+    more = TWO_RANKS.format(30)  # while the other rank starts
     output = failed(training(tmp_path, "stop", "--trainer.devices=2", more=more))
     shown = " ".join(output.split())
     lost = r"error: rank 0, fit, epoch 0, step \d: the connection to another rank is lost;"
     assert re.search(rf"{lost} rank 1 \(process \d+\) is stopped, as by SIGSTOP\.", shown), output
     assert "rank 0 made no progress" not in shown
-    assert not (tmp_path / "run" / "failure.json").exists()  # nobody failed
+    assert not (tmp_path / "run" / "failure.json").exists()  # no rank failed
 
 
 def test_a_loader_worker_that_is_killed_is_told_as_that(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_who_presses_ctrl_c_twice_ends_a_run_that_hangs(tmp_path: Path) -> None:
 
 def test_an_error_in_a_spawned_process_is_one_screen_too(tmp_path: Path) -> None:
     schedule = "--model.lr_scheduler=lit_models.training.optim.WarmupDecay"
-    too_long = "--model.lr_scheduler.warmup=5000"  # known to the processes that have the plan
+    too_long = "--model.lr_scheduler.warmup=5000"  # only processes with the plan know this
     output = failed(training(tmp_path, None, *SPAWN, schedule, too_long))
     assert "warmup is 5000 steps, but the run has" in output
     assert "Traceback" not in output
@@ -159,7 +159,7 @@ def test_a_port_that_is_taken_ends_all_and_is_one_screen(tmp_path: Path) -> None
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB, on which a run fills the disk for real."""
+    """A file system of 64 kB, whose disk a run really fills."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]

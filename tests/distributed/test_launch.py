@@ -1,4 +1,4 @@
-"""Whoever starts the ranks: one run folder, one checkpoint, one run, that of one device."""
+"""Any launcher of ranks: one run folder, one checkpoint, and the same run as on one device."""
 
 import json
 from collections.abc import Callable
@@ -52,13 +52,13 @@ def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
     for epochs, resume in ((1, ()), (2, ("--ckpt_path=auto",))):
         arguments = command(tmp_path, f"--trainer.max_epochs={epochs}", *slow, *resume)
         statuses, outputs = finished(*(started("-m", "lit_models", *arguments) for _ in range(2)))
-        # The second one of new runs that comes a moment later has a folder of its own.
+        # If two new runs start a moment apart, the second has a folder of its own.
         is_apart = not resume and (tmp_path / "toy-2").exists()
         assert sorted(statuses) == ([0, 0] if is_apart else [0, 1]), outputs
         assert is_apart or "is in use: process" in " ".join(" ".join(outputs).split())
         for folder in tmp_path.glob("toy*/"):
             assert verify_run(folder).status == Status.PROVEN
-    # Whoever resumes takes the newest: that of the second command, if it was apart.
+    # Resuming takes the newest run: the second command's, if it had its own folder.
     newest = next(f for f in (tmp_path / "toy-2", tmp_path / "toy") if f.exists())
     rows = json_rows(newest / "ledger.jsonl")
     assert [row["attempt"] for row in rows if "resumed_from_step" in row] == [1, 2]
@@ -73,7 +73,7 @@ def test_a_launcher_with_another_world_is_refused(toy_config, done, monkeypatch)
 def by_hand(folder: Path, port: int, rank: int) -> tuple[list[str], dict[str, str]]:
     """Return a command and its environment."""
     place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    fsdp = ("--config", "hardware/fsdp.yaml", *QUIET)  # whose class takes no float64
+    fsdp = ("--config", "hardware/fsdp.yaml", *QUIET)  # whose class rejects float64
     return ["-m", "lit_models", *command(folder, *fsdp)], {**place, "MASTER_PORT": str(port)}
 
 
@@ -92,7 +92,7 @@ def test_a_launcher_makes_one_world_in_one_folder_whose_steps_one_device_replays
     toy_config: Path, done: Callable, launch: Callable, expected: tuple, rel: float
 ) -> None:
     Path("toy").mkdir()
-    Path("toy/ledger.jsonl").touch()  # of another run
+    Path("toy/ledger.jsonl").touch()  # another run's
     port, made = free_port(), Path("toy-2")
     commands = [launch(Path.cwd(), port, rank) for rank in (0, 1)]
     launched = [started(*arguments, **environ) for arguments, environ in commands]

@@ -32,7 +32,7 @@ CLASS = "lit_models.LitConsistencyLens"
 
 
 class Interrupted(Callback):
-    """Ends a prediction in the middle, as a kill would: nothing is tidied up."""
+    """Ends a prediction in the middle, as a kill would: without cleaning up."""
 
     def __init__(self, at_batch: int) -> None:
         self.at_batch = at_batch
@@ -43,7 +43,7 @@ class Interrupted(Callback):
 
 
 def dump(folder: Path, *names: str, until: int = -1) -> None:
-    """Write stores, in the folders of their names, each until a batch."""
+    """Write stores into folders of their names, each up to a given batch."""
     for name in names:
         store = folder / name / "store"
         batches = {"global_batch_size": 1, "loader": LoaderOptions(num_workers=0)}
@@ -74,14 +74,14 @@ def half(name: str, steps: int, strategy: str = "auto") -> Job:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs: what one device does before two, what two do, what one does after them."""
+    """All runs: on one device, on two, and on one with the results of two."""
     folder = tmp_path_factory.mktemp("lens")
     story_files(folder)
     in_world(1, run_jobs, folder, [fit("one"), half("one until", JOINT_START)])
     dump(folder, "dump one")
     with pytest.raises(RuntimeError, match="interrupted"):
         dump(folder, "cut", until=30)
-    assert len(list((folder / "cut").glob(".store.*.parts/part-*.npz"))) == 7  # of four batches
+    assert len(list((folder / "cut").glob(".store.*.parts/part-*.npz"))) == 7  # after four batches
     with pytest.raises(FileNotFoundError, match="holds no schema.json"):
         ActivationStore(folder / "cut" / "store")
     in_world(2, dump, folder, "dump two", "cut")

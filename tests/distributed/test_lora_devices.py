@@ -1,4 +1,4 @@
-"""A model of transformers gets adapters on two devices, and goes back to transformers."""
+"""Adapters on a model of transformers: trained on two devices, exported to transformers."""
 
 import json
 from pathlib import Path

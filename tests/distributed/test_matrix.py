@@ -23,18 +23,18 @@ from tests.toy import assert_same_samples, ledger_lines
 
 pytestmark = pytest.mark.slow
 GLOBAL_BATCH = 16
-METHODS = {2: "spawn"}  # interpreters of their own order sets differently; no result may show it
-SMALL_SETS = (1, 21, 2, 7)  # the first two always, the others in the soak
+METHODS = {2: "spawn"}  # each new interpreter orders sets differently, which must not matter
+SMALL_SETS = (1, 21, 2, 7)  # the first two in every run, the others in the soak
 Cell = tuple[str, int, str, int]  # family, processes, strategy, accumulation
 SHAPES = [(n, s, a) for n in (1, 2, 4) for s in ("ddp", "fsdp") for a in (1, 4)]
-# Every process count, strategy and accumulation once: the other cells of these are in the soak.
+# Each process count, strategy and accumulation at least once; other cells are in the soak.
 DIAGONAL = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (4, "ddp", 1), (4, "fsdp", 4)]
-PAIRS = [*DIAGONAL, (1, "fsdp", 4)]  # each two of them together in a cell
-# Families that share their base with others, and a count of processes that divides nothing.
+PAIRS = [*DIAGONAL, (1, "fsdp", 4)]  # each pair of values occurs in a cell
+# For families that share a base with others; includes a number of processes that divides nothing.
 FEW = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (3, "ddp", 1)]
 SHAPES_OF = {"occupation_coder": PAIRS, **dict.fromkeys(("seq2seq", *SEO), FEW)}
 IN_HALF = [family for family in FAMILIES if family != "toy"]
-UNCUT = ("retriever",)  # a step is one micro-batch, since its loss couples the samples
+UNCUT = ("retriever",)  # a step is one micro-batch, since the loss couples its samples
 
 
 def cells_of(family: str, shapes: list[tuple[int, str, int]]) -> list[Cell]:
@@ -50,7 +50,7 @@ OTHER_CELLS = [cell for cell in ALL_CELLS if cell not in FIRST_CELLS]
 
 
 def write_tables(folder: Path) -> None:
-    """Write what the families read."""
+    """Write the files of all families."""
     occupation_table(folder / "occupations.csv")
     text_files(folder)
     story_files(folder)
@@ -60,7 +60,7 @@ def write_tables(folder: Path) -> None:
 def run_world(
     folder: Path, num_processes: int, jobs: list[dict[str, Any]], method: str = FORKED
 ) -> str:
-    """Return what jobs printed that ran in one world of processes."""
+    """Run jobs in one world of processes; return their output."""
     if not (folder / "occupations.csv").exists():
         write_tables(folder)
     return in_world(num_processes, run_jobs, folder, jobs, method=method)
@@ -99,20 +99,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for num_processes in (1, 2, 3, 4):
         jobs = matrix_jobs(FIRST_CELLS, num_processes)
         jobs += small_jobs(SMALL_SETS[:2], num_processes)
-        # Three steps of every family whose weights fsdp gathers in bfloat16.
+        # Three steps of every family, with weights that fsdp gathers in bfloat16.
         few = {"trainer": {"precision": "bf16-mixed", "max_steps": 3}, "stages": ()}
         few |= {"strategy": "fsdp", "data": {"global_batch_size": GLOBAL_BATCH}}
         in_half = IN_HALF if num_processes == 2 else ()
         jobs += [{"name": f"half-{family}", "family": family, **few} for family in in_half]
         printed = run_world(folder, num_processes, jobs, METHODS.get(num_processes, FORKED))
         writers = [j for j in jobs if j["family"] == "causal_lm" and j.get("stages", True)]
-        assert printed.count("a sample: the") == len(writers)  # by one rank of each
+        assert printed.count("a sample: the") == len(writers)  # one rank of each run prints
     return folder
 
 
 @pytest.fixture(scope="module")
 def all_runs(runs: Path) -> Path:
-    """The same folder with the cells of the soak, too."""
+    """The same folder with the soak's cells added."""
     for num_processes in (1, 2, 3, 4):
         jobs = matrix_jobs(OTHER_CELLS, num_processes)
         jobs += small_jobs(SMALL_SETS[2:], num_processes)
@@ -130,11 +130,11 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def assert_same(one: Path, other: Path, **bounds: float) -> None:
     """Assert level A in float64, as certified: the same samples in each step and evaluation, losses
-    within 1e-10, norms and metrics within 1e-9, weights within 1e-8, predictions with equal bytes.
-    """
+    within 1e-10, norms and metrics within 1e-9, weights within 1e-8, predictions with equal
+    bytes."""
     found = compare(read_record(one), read_record(other), BOUNDS["64"] | bounds)
     assert [word for finding in found for word in finding.words] == []
-    assert all(finding.is_same for finding in found[:4])  # none is empty
+    assert all(finding.is_same for finding in found[:4])  # records are not empty
 
 
 def assert_one_device_ran_the_same(folder: Path, cell: Cell) -> None:
@@ -157,7 +157,7 @@ def test_weights_gathered_in_bfloat16_have_nearly_the_losses_of_float64(runs, fa
     found = ledger_lines(runs / f"half-{family}")
     precise = ledger_lines(runs / name_of((family, 1, "ddp", 1)))[: len(found)]
     assert_same_samples(precise, found, rel=1e-2)
-    assert_same_samples(precise[:1], found[:1], rel=1e-3)  # a loss in bfloat16 is less precise
+    assert_same_samples(precise[:1], found[:1], rel=1e-3)  # losses in bfloat16 are less precise
     assert len(found) == 3
     assert found[0]["loss"] != precise[0]["loss"]
 

@@ -1,6 +1,6 @@
 """The column of ddp_spawn in the matrix: one family of each kind on two processes.
 
-All train; one of them also tests and predicts, each of which starts new processes.
+All train; one also tests and predicts, and each of these stages starts new processes.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A rehearsal under ddp and fsdp: the rank with least room decides, and no trace is left."""
+"""A rehearsal under ddp and fsdp: the rank with the least memory decides, and no trace is left."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
 STRATEGIES = ("ddp", "fsdp")
-FEW, MANY = 40, 80  # of 9 positions in the longest row: 4 rows fit, and all 8 of a device's share
+FEW, MANY = 40, 80  # the longest row has 9 positions: 4 rows fit, or all 8 of a device's share
 
 
 def job(family: str, strategy: str, name: str, data: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -39,6 +39,6 @@ def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(runs, family, 
     auto, given = (runs / f"{family}-{strategy}-{name}" for name in ("auto", "given"))
     assert facts(auto)["micro_batch_size"] == facts(given)["micro_batch_size"] == found
     for a, b in zip(ledger_lines(auto), ledger_lines(given), strict=True):
-        own = {"seconds": 0, "hash": ""}  # the hash is also of the seconds
+        own = {"seconds": 0, "hash": ""}  # the hash covers the seconds too
         assert {**a, **own} == {**b, **own}
     torch.testing.assert_close(weights(auto), weights(given), rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""No option without an effect: each is changed, and the change is seen in a world of one."""
+"""Every option has an effect: each is changed, and the change shows in a world of one process."""
 
 import warnings
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.toy import LitToy, ToyData, assert_same_samples, ledger_lines, toy_tr
 
 
 class Seen(Callback):
-    """What DDP and the module looked like after a step."""
+    """State of DDP and of the module after a step."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
@@ -38,7 +38,7 @@ class Seen(Callback):
 
 def fit(folder: Path, more: nn.Module | None = None, **options: Any) -> dict[str, Any]:
     seen, module = Seen(), LitToy()
-    module.more = more  # a layer that no loss depends on
+    module.more = more  # the loss does not depend on this layer
     few = {"max_steps": 3, "limit_val_batches": 0, "callbacks": [*default_callbacks(), seen]}
     trainer = toy_trainer(folder, strategy=ReplicatedStrategy(**options), **few)
     with warnings.catch_warnings(record=True) as heard:
@@ -92,8 +92,8 @@ def test_batch_norms_are_warned_of(tmp_path: Path, own_environment: None) -> Non
 
 
 class Kept(Callback):
-    """What a forward pass keeps of the blocks' weights until the backward pass, in bytes of each;
-    and the dtypes of parameters, gradients and moments."""
+    """Bytes of the blocks' weights that a forward pass keeps for the backward pass; dtypes of
+    parameters, gradients and moments."""
 
     def on_train_batch_start(self, trainer, module, *_):
         self.saved: list[torch.Tensor] = []
@@ -122,7 +122,7 @@ def test_weights_gathered_in_bfloat16_are_not_kept_for_the_backward_pass(
     tmp_path: Path, own_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = {"precision": "bf16-mixed", "max_steps": 1, "limit_val_batches": 0}
-    # Three blocks and the rest; the copies that autocast makes; one group.
+    # Three blocks and the remainder; the copies that autocast makes; one group.
     ways = ((True, 0, 0, 4), (False, 0, 2, 4), (True, 2**28, 0, 1))
     for takes_half, small, bytes_each, num_groups in ways:
         monkeypatch.setattr(LitTied, "takes_half_weights", takes_half)

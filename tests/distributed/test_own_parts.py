@@ -1,4 +1,4 @@
-"""The page for Python: its own family is exact on two processes, its other code runs."""
+"""The card about Python: its example family is exact on two processes, its other code runs."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.toy import ledger_lines
 PAGE = (ROOT / "lit_models/README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 CONFIG = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[0]
-# The command of an installation: unlike `python -m`, it does not find the working folder by itself.
+# The installed command: unlike `python -m`, it does not put the working folder on the path.
 COMMAND = "import sys\nfrom lit_models.__main__ import main\nsys.exit(main())\n"
 TRADES = (("smith", "83110"), ("baker", "77610"))
 THERE = "import os, sys; os.chdir(sys.argv[1]); sys.argv[1] = sys.executable; "
@@ -22,7 +22,7 @@ THERE += "os.execv(sys.executable, sys.argv[1:])"
 
 @pytest.fixture
 def houses(tmp_path: Path) -> Path:
-    """A folder with mine.py, mine.yaml and houses.csv as the page has them."""
+    """A folder with mine.py, mine.yaml and houses.csv as the card shows them."""
     rows = np.random.default_rng(0).normal(size=(100, 3)).round(3)
     np.savetxt(tmp_path / "houses.csv", rows, delimiter=",", header="rooms,age,price", comments="")
     (tmp_path / "mine.py").write_text(BLOCKS[3] + "\n" + BLOCKS[2])

@@ -1,4 +1,4 @@
-"""Signals, really sent: every rank stops at the same step, saved, and goes on as if undisturbed."""
+"""Real signals: every rank stops at the same step, saves, and resumes as if undisturbed."""
 
 import signal
 import time
@@ -38,7 +38,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(
     job, run = {**JOB, "name": "run"}, tmp_path / "run"
     signalled = {**job, "strategy": strategy, "callbacks": [SignalledAt(10, name, rank)]}
     in_world(devices, run_jobs, tmp_path, [signalled])
-    assert stop_reason(run) in (name, "SIGTERM")  # rank 0 may know the decision alone
+    assert stop_reason(run) in (name, "SIGTERM")  # rank 0 alone may know the signal
     *_, step, event = json_rows(run / "ledger.jsonl")
     assert 11 <= step["step"] == event["step"] <= 12
     resume = str(run / "checkpoints" / "last.ckpt")
@@ -61,7 +61,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(
 def test_the_command_says_by_its_status_that_it_wants_to_be_started_again(
     tmp_path, name, options, status
 ):
-    """SIGUSR1 comes again and again until the process has ended, as from a job's script."""
+    """SIGUSR1 repeats until the process has ended, as a job's script repeats it."""
     process, mark = started(
         *("-m", "lit_models", "fit", "--config", "occupation_coder/debug.yaml"),
         *("--trainer.max_epochs=2000", "--trainer.limit_train_batches=1.0"),

@@ -1,4 +1,4 @@
-"""Negatives from all ranks: 2 ranks x b is 1 x 2b, however the step is computed."""
+"""Negatives from all ranks: 2 ranks x b equals 1 rank x 2b, in every way to compute the step."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.distributed.test_matrix import assert_same, run_world
 from tests.toy import ledger_lines
 
 pytestmark = pytest.mark.slow
-# family -> the one on one device that it must equal, and its strategy on two
+# family -> the family on one device that it must equal, and its strategy on two
 CELLS = [
     ("retriever", "retriever", "ddp"),
     ("retriever_chunked", "retriever", "fsdp"),

@@ -1,4 +1,4 @@
-"""fsdp: what each rank holds, every option with its effect, and checkpoints across strategies."""
+"""fsdp: what each rank holds, the effect of every option, and checkpoints across strategies."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ SHARDS = {"sharded_checkpoint": True}
 LIT_TIED = "tests.distributed.families.LitTied"
 SHARD = [f"shard-0000{number}-of-00002.safetensors" for number in (1, 2)]
 RESUMED = ["ddp-1 to fsdp-2", "fsdp-2 to ddp-1", "fsdp-2 to fsdp-4"]
-# Family -> blocks that are whole at once in a validation, of two or more.
+# Family -> number of blocks that are whole at once in a validation, of two or more.
 GATHERED = {"tied": 3, "causal_lm": 1, "text_scorer": 1, "retriever": 1, "consistency_lens": 1}
 FROM_SHARDS = ["shards to one", "shards to two files", "shards to three"]
 
@@ -41,7 +41,7 @@ def last(run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whole runs, and runs in two halves by two strategies and numbers of processes."""
+    """Whole runs, and runs in two halves with different strategies and numbers of processes."""
     folder = tmp_path_factory.mktemp("sharding")
     ddp, fsdp, shards = (str(last(folder / f"half of {n}")) for n in ("ddp-1", "fsdp-2", "shards"))
     run_world(folder, 1, [job("one", "ddp"), job("half of ddp-1", "ddp", **HALF)])
@@ -78,10 +78,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_ranks_hold_half_of_parameters_and_moments_each(runs):
-    for name in ("sharded", "ddp-1 to fsdp-2", "hybrid"):  # this one in two groups of two
+    for name in ("sharded", "ddp-1 to fsdp-2", "hybrid"):  # "hybrid" has two groups of two
         for file in ("facts.json", "facts-1.json"):
             held = json.loads((runs / name / file).read_text())
-            for moment in ("bytes", "bytes_after"):  # after fit; after validation, test, prediction
+            for moment in ("bytes", "bytes_after"):  # after fit; after the other stages
                 assert 0.4 <= held[moment]["local"] / held[moment]["whole"] <= 0.6
     assert facts(runs / "ddp-2")["bytes"]["local"] == facts(runs / "ddp-2")["bytes"]["whole"]
 
@@ -110,7 +110,7 @@ def test_copies_add_their_gradients_once_a_step(runs):
     whole, parts = (
         json.loads((runs / n / "sums.json").read_text()) for n in ("hybrid", "hybrid in parts")
     )
-    assert set(whole) == {4}  # three blocks, and what is in none
+    assert set(whole) == {4}  # three blocks, and the parameters outside of them
     assert parts == [0, 4] * len(whole)
 
 
@@ -137,7 +137,7 @@ def test_every_rank_writes_its_half(runs):
     sizes = [(last(runs / "shards") / name).stat().st_size for name in SHARD]
     assert 0.8 < sizes[0] / sizes[1] < 1.25
     names = sorted(p.name for p in (runs / "shards" / "checkpoints").iterdir())
-    assert names == ["best.ckpt", "last.ckpt", "previous.ckpt"]  # nothing unfinished is left
+    assert names == ["best.ckpt", "last.ckpt", "previous.ckpt"]  # no unfinished file is left
 
 
 def test_a_folder_reads_as_the_file_of_the_same_run(runs):

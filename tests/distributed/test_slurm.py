@@ -1,5 +1,5 @@
-"""srun and torchrun on two loopback nodes: the world that was asked for, one device's run, and what
-the doctor says of it: one voice, one status, no false alarm."""
+"""srun and torchrun on two loopback nodes: the requested world, the run of one device, and the
+doctor, which reports once, with one status and no false alarm."""
 
 import json
 import re
@@ -21,7 +21,7 @@ GROUP = ["--collectives"]
 
 
 def srun(environ: dict[str, str], options: list[str], command: list[str]) -> subprocess.Popen:
-    """Start a command of Python under srun, in a job of its own."""
+    """Run a Python command under srun, in a job of its own."""
     launcher = ["srun", "-J", "train", *options, sys.executable, *command]
     out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(launcher, cwd=launch.ROOT, env=environ, text=True, **out)
@@ -65,7 +65,7 @@ def test_tasks_that_would_train_copies_are_refused(slurm, tmp_path):
     folder = f"--trainer.default_root_dir={tmp_path / 'run'}"
     status, printed = fit(slurm, 1, 2, "--trainer.devices=1", folder)
     flat = " ".join(printed.split())
-    # srun passes on the highest status: 143 where SLURM ends a task before it has ended by itself
+    # srun passes on the highest status: 143 if SLURM kills a task before it has ended by itself
     assert status in (2, 143), printed
     assert "SLURM_NTASKS=2" in flat
     assert "Set --trainer.devices to the processes per node" in flat
@@ -77,7 +77,7 @@ def test_the_doctor_on_two_nodes_of_srun(slurm: dict[str, str], tmp_path: Path) 
     process = srun(slurm, options, [*DOCTOR, *GROUP, f"--folder={tmp_path}"])
     printed, _ = process.communicate(timeout=launch.PATIENCE_S)
     assert process.returncode == 0, printed
-    # Of two ranks one spoke, and found the group sound.
+    # One of two ranks reported, and found the group sound.
     assert re.findall(r"^\d+ ok, \d+ warnings, (\d+) errors$", printed, re.M) == ["0"], printed
     found = {one["check"]: one["what"] for one in launch.findings(printed)}
     assert found["group"].startswith("2 ranks by gloo on ")
@@ -88,7 +88,7 @@ def test_the_doctor_on_two_nodes_of_srun(slurm: dict[str, str], tmp_path: Path) 
 
 def test_torchrun_in_every_task_is_an_error(slurm, tmp_path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
-    # Each task is a world of its own with a report: labels tell their lines apart.
+    # Each task is a world of its own with its own report; labels tell their lines apart.
     tasks = ["-N2", "--ntasks-per-node=1", "--label"]
     process = srun(slurm, tasks, [*torchrun, *DOCTOR, f"--folder={tmp_path}"])
     printed, _ = process.communicate(timeout=launch.PATIENCE_S)

@@ -1,4 +1,4 @@
-"""`unisono submit` on a real SLURM: jobs are requeued, cancelled, fail, wait for another."""
+"""`unisono submit` on a real SLURM: jobs are requeued, cancelled, fail, or wait for each other."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.distributed import slurm as cluster
 pytestmark = pytest.mark.slow
 TWO_TASKS = ["--config=toy.yaml", "--tasks-per-node=2", "--time-limit=30"]
 MINUTE = ["--time-limit=1", "--save-ahead-s=5", "--trainer.max_epochs=9"]
-NUM_STEPS = 7  # of an epoch of the toy
+NUM_STEPS = 7  # in an epoch of the toy
 FAILS = """
   - class_path: tests.distributed.breaks.FailsAt
     init_args: {step: 3, how: raise}
@@ -27,7 +27,7 @@ stages:
 
 @pytest.fixture(scope="module", autouse=True)
 def minute(slurm: cluster.Environ, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A job that needs more than its minute; it runs beside the tests that come first."""
+    """A job that exceeds its limit of a minute; it runs while the first tests do."""
     folder = tmp_path_factory.mktemp("minute")
     cluster.write_config(folder, step_s=1.2)
     (job,) = cluster.submitted(folder, slurm, *TWO_TASKS, *MINUTE)
@@ -35,7 +35,7 @@ def minute(slurm: cluster.Environ, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def assert_whole(run: Path, num_epochs: int) -> None:
-    """Assert that every sample was used once in each epoch, and that there is one curve."""
+    """Assert that each epoch used every sample once, and that there is one curve."""
     verdict = verify_run(run)
     assert (verdict.findings, verdict.discarded) == ([], [])
     assert len(verdict.epochs) == num_epochs
@@ -74,7 +74,7 @@ def test_a_rank_that_fails_ends_the_job_which_is_not_requeued(slurm, tmp_path) -
 
 
 def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(slurm, tmp_path):
-    """The warning comes while Python starts, long before the training can hear it."""
+    """The warning comes while Python starts, long before the training can handle it."""
     cluster.write_config(tmp_path, 0.0)
     (tmp_path / "chain.yaml").write_text(CHAIN)
     first, second = cluster.submitted(

@@ -1,6 +1,6 @@
-"""The command line as its users start it: each debug.yaml on one and two CPU devices.
+"""The command line as users start it: each debug.yaml on one and two CPU devices.
 
-One is started with all its processes as a user does; ranks of the others are forks.
+One config is started with all its processes as a user does; ranks of the others are forks.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.distributed.launch import in_world, run, unisono_here
 
 DEBUG = [name for name in shipped_configs() if name.endswith("debug.yaml")]
 STARTED = ("occupation_coder/debug.yaml", 2)
-# On one device tests/test_configs.py runs them all; three of seo share the retriever's base.
+# tests/test_configs.py runs all of them on one device; three of seo share the retriever's base.
 REPEATED = ("seo/scorer_debug.yaml", "seo/ranker_debug.yaml", "seo/writer_debug.yaml")
 CASES = [
     pytest.param(

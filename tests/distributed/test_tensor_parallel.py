@@ -1,4 +1,4 @@
-"""Devices that compute the same samples together, each with its part of every layer."""
+"""Tensor parallelism: devices share the same samples, and each holds a part of every layer."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ BATCH = 16
 
 
 def job(name: str, family: str = "llama", **sharding: Any) -> dict[str, Any]:
-    """Return a job under fsdp, in groups of two devices where nothing else is asked for."""
+    """Return a job under fsdp, by default in groups of two devices."""
     options = {"tensor_parallel_size": 2, **sharding}
     data = {"global_batch_size": BATCH}
     return {
@@ -99,7 +99,7 @@ def of_rank(folder: Path, rank: int) -> dict[str, Any]:
 def test_every_rank_holds_its_part_of_parameters_and_moments(runs, name, ranks):
     copies = 2 if name == "hybrid" else 1
     for rank in range(ranks):
-        for moment in ("bytes", "bytes_after"):  # after fit; after validation, test, prediction
+        for moment in ("bytes", "bytes_after"):  # after fit; after validation, test and prediction
             held = of_rank(runs / name, rank)[moment]
             assert held["local"] / held["whole"] <= 1.1 * copies / ranks
 

@@ -1,4 +1,4 @@
-"""The toy on 1, 2 and 4 processes: level A by ddp, ours and Lightning's own, and level B.
+"""The toy on 1, 2 and 4 processes: level A with ddp, ours and Lightning's, and level B.
 
 At level B it learns in float32 with dropout; a step has 8 chunks of 2 samples, an epoch 7 steps.
 """

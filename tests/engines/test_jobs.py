@@ -1,4 +1,4 @@
-"""`unisono submit` for each kind of cluster, and what a launcher's own world fills in."""
+"""`unisono submit` for each kind of cluster, and what the launcher of a world fills in."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ NODES, DEVICES = "--trainer.num_nodes", "--trainer.devices"
 
 @pytest.fixture(name="submit")
 def submit_call(done, toy_config):
-    """Calls `unisono submit` in a folder with a toy config; one line of output."""
+    """Calls `unisono submit` in a folder with a toy config; returns one line of output."""
 
     def call(target: str, *options: str, status: int = 0) -> str:
         options = ("--config=toy.yaml", f"--target={target}", *options)
@@ -26,7 +26,7 @@ def submit_call(done, toy_config):
 
 
 def shell_of(text: str) -> str:
-    """The text without its comments and line breaks, as bash reads it, which finds no fault."""
+    """The text as bash reads it, without comments and line breaks; bash finds no syntax error."""
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return "\n".join(lines).replace(" \\\n", "").replace("  ", " ")
@@ -98,7 +98,7 @@ def test_kubernetes_replaces_pods_that_find_the_first_by_name(submit, monkeypatc
     assert pod["subdomain"] == label == job["metadata"]["name"]
     container = pod["containers"][0]
     assert container["resources"] == {"requests": {"cpu": 8}, "limits": {"nvidia.com/gpu": 2}}
-    text = shell_of(container["args"][0].replace("$$", "$"))  # as Kubernetes hands it on
+    text = shell_of(container["args"][0].replace("$$", "$"))  # as Kubernetes passes it on
     assert "--nnodes=1:3 --nproc_per_node=2" in text
     assert f'--rdzv_endpoint="{label}-0.{label}:29400"' in text
     assert "'--data.predict_output=$$(x)'" in text
@@ -110,7 +110,7 @@ def test_kubernetes_replaces_pods_that_find_the_first_by_name(submit, monkeypatc
 def test_a_run_folder_of_another_run_is_not_gone_on_with(submit) -> None:
     Path("runs/toy").mkdir(parents=True)
     assert "bash jobs/toy-2/job.sh" in submit("torchrun")
-    Path("runs/toy-2").mkdir()  # that of this very job
+    Path("runs/toy-2").mkdir()  # the folder of this very job
     assert "bash jobs/toy-2/job.sh" in submit("torchrun")
     assert "\nrun=runs/toy-2 #" in Path("jobs/toy-2/job.sh").read_text()
 
@@ -147,7 +147,7 @@ def test_what_a_target_cannot_do_is_refused(submit, target, options, message) ->
     [
         (TORCHRUN, [], [f"{NODES}=3", f"{DEVICES}=2"]),
         (TORCHRUN, [f"{DEVICES}=auto"], [f"{DEVICES}=auto", f"{NODES}=3", f"{DEVICES}=2"]),
-        (TORCHRUN, [f"{DEVICES}=4"], [f"{DEVICES}=4", f"{NODES}=3"]),  # which is then refused
+        (TORCHRUN, [f"{DEVICES}=4"], [f"{DEVICES}=4", f"{NODES}=3"]),  # rejected later
         (TORCHRUN, [f"{NODES}=3", f"{DEVICES}=2"], [f"{NODES}=3", f"{DEVICES}=2"]),
         (SRUN, [f"{NODES}=auto"], [f"{NODES}=3", f"{DEVICES}=2"]),
         (SRUN, [f"{NODES}=auto", f"{DEVICES}=4"], [f"{DEVICES}=4", f"{NODES}=3"]),

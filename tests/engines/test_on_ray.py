@@ -1,4 +1,4 @@
-"""Runs on workers of Ray: what a command line says, and a world that grows and loses a worker."""
+"""Runs on Ray workers: the command line's options, and a world that grows and loses a worker."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
-"""What the first of many ranks sends, gets and writes, while none of the others is there.
+"""Bytes and collectives of the first of many ranks, while the others do not exist.
 
-pytest -m benchmark -s tests/engines/test_thousand_ranks.py prints it for 1,024 ranks.
+pytest -m benchmark -s tests/engines/test_thousand_ranks.py prints them for 1,024 ranks.
 """
 
 import json
@@ -28,7 +28,7 @@ from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 
 
 class Sent(TorchDispatchMode, Callback):
-    """Counts calls of collectives, and bytes that this rank gives and gets, by purpose."""
+    """Counts collective calls, and bytes that this rank sends and receives, by purpose."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class Sent(TorchDispatchMode, Callback):
 
 
 def counted(size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return what a world of this size counts in four steps of a row on each rank, and in a save to
-    which each rank adds a file; that is `folder / "sharded"`."""
-    monkeypatch.setenv("LOCAL_RANK", "0")  # somebody else starts the others
+    """Return the counts of a world of this size: four steps of one row a rank, and a save to which
+    each rank adds a file, `folder / "sharded"`."""
+    monkeypatch.setenv("LOCAL_RANK", "0")  # another program starts the others
     sharded = folder / "sharded"
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
@@ -74,7 +74,7 @@ def counted(size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter
         dist.destroy_process_group()
     content = torch.load(sharded / MARKER, weights_only=True)
     (first,) = content["files"]
-    for number in range(2, size + 1):  # the others'
+    for number in range(2, size + 1):  # files of other ranks
         name = f"shard-{number:05d}-of-{size:05d}.safetensors"
         content["files"][name] = content["files"][first]
         shutil.copy(sharded / first, sharded / name)

@@ -1,4 +1,4 @@
-"""A run under torchrun whose nodes come and go, on loopback, beside one undisturbed."""
+"""A run under torchrun whose nodes come and go, on loopback, beside an undisturbed run."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ from tests.distributed.launch import PATIENCE_S, ended, free_port, processes_of,
 from tests.engines.worlds import assert_undisturbed, wait_for_world
 
 pytestmark = pytest.mark.slow
-# Seconds to wait for one more node, and between signs of life, of which three make a dead node;
-# torchrun's own are 30 and 5.
+# Seconds to wait for another node, and between heartbeats, three of which missing make a node dead;
+# torchrun's defaults are 30 and 5.
 SOON = "last_call_timeout=3,keep_alive_interval=1"
 OPTIONS = (
     *("--data.num_samples=8000", "--trainer.precision=64-true", "--trainer.strategy=ddp"),

@@ -1,4 +1,4 @@
-"""A run whose world changes, seen from its ledger, beside one that nobody disturbed."""
+"""A run whose world changes, seen from its ledger, beside an undisturbed run."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.distributed.test_matrix import weights
 
 
 class Patient(Callback):
-    """Each step takes 50 ms, until a file says that it is over: no world ends before it is seen."""
+    """Each step takes 50 ms until a file ends that, so that no world ends before it is seen."""
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if not (Path(trainer.default_root_dir) / "over").exists():
@@ -36,7 +36,7 @@ def wait_for_world(folder: Path, size: int, attempt: int) -> None:
 
 
 def assert_undisturbed(elastic: Path, whole: Path, started: tuple[Any, str]) -> None:
-    """Compare proof and weights of a run with those of another, once that has ended."""
+    """Wait for a run's end; compare its proof and weights with those of another run."""
     statuses, outputs = finished(started)
     assert statuses == [0], outputs
     assert verify_run(elastic).findings == verify_run(whole).findings

@@ -1,8 +1,8 @@
 """One GPU: `pytest -m gpu tests/gpu`, at most ten minutes.
 
-With ACCELERATOR=cpu before it, what needs no CUDA runs on a CPU.
-Every family starts there from the weights that a CPU starts from, learns the same in float64,
-waits for nothing in its steps, and goes through training, test and prediction.
+With ACCELERATOR=cpu before it, tests that need no CUDA run on a CPU.
+Every family starts on the GPU from a CPU's weights, learns the same in float64, waits for nothing
+in its steps, and runs training, test and prediction.
 """
 
 import os
@@ -30,37 +30,37 @@ from tests.test_step_waits import EVERY, first_weights, without_order
 from tests.toy import ledger_lines, losses, toy_trainer
 
 ACCELERATOR = os.environ.get("ACCELERATOR", "gpu")
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch reads it at the first product
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch reads it at its first product
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.usefixtures("own_environment"),  # no group is left
+    pytest.mark.usefixtures("own_environment"),  # leaves no process group
     *([needs_cuda] if ACCELERATOR == "gpu" else []),
 ]
-# NonFinite asks a device about the gradient unless the optimizer skips an update by itself.
+# NonFinite fetches the gradient norm unless the optimizer skips an update by itself.
 fused = partial(torch.optim.AdamW, lr=0.01, fused=True)
 
 
 def compiled(folder: Path, options: Any, family: Family) -> Any:
-    # Rows of this length hold several documents each: what reads a single one is other code.
+    # Rows of this length hold several documents each: other code handles rows of a single document.
     module, data = family(folder, {"context_length": 64, **options})
     module.computation = ComputationOptions(compile=True)
     return module, data
 
 
-# Every step has the shapes of the first: what is compiled anew measures, and waits.
+# All steps have the first step's shapes: compiling anew measures, and waits.
 BLOCKS = {
     "llama": partial(SPECIAL["llama"], layout="blocks"),
     "Qwen2": partial(pretrained, family=partial(causal_lm, layout="blocks"), name="Qwen2"),
 }
 COMPILED = {f"compiled {name}": partial(compiled, family=family) for name, family in BLOCKS.items()}
 LEARNERS = {name: family for name, family in EVERY.items() if name not in ("toy", "tied")}
-# transformers' encoders ask in each forward pass whether a mask is needed.
+# transformers' encoders check in each forward pass whether they need a mask.
 ASKING = [n for n in PRETRAINED if n not in ("GPT2", "Llama", "Qwen2", "Qwen2 lora")]
 
 
 class NoWaits(Callback):
-    """Refuses whatever waits for the device in a step, from the second step on."""
+    """Raises an error at any wait for the device, from the second step on."""
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step > 0 and torch.cuda.is_available():
@@ -88,14 +88,14 @@ def fitted(family: Family, folder: Path, run: Path, **options: Any) -> tuple[Any
 @pytest.mark.parametrize("name", EVERY)
 def test_a_training_starts_from_the_weights_of_a_cpu(files, monkeypatch, name):
     is_there = "transformers.integrations.accelerate.is_accelerate_available"
-    monkeypatch.setattr(is_there, lambda *_: False)  # nobody needs it
+    monkeypatch.setattr(is_there, lambda *_: False)  # no test needs it
     on_cpu = first_weights(EVERY[name], files, 0)
     on_gpu = first_weights(EVERY[name], files, 0, accelerator=ACCELERATOR)
     for parameter, weight in on_cpu.items():
         assert torch.equal(on_gpu[parameter].cpu(), weight), parameter
 
 
-# The mask of transformers' CANINE is infinity times zero in float64, and Muon bfloat16 on a GPU.
+# transformers' CANINE mask is infinity times zero in float64; Muon uses bfloat16 on a GPU.
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in ("CANINE", "causal_lm")])
 def test_the_losses_in_float64_are_those_of_a_cpu(files, tmp_path, name):
     fitted(EVERY[name], files, tmp_path / "cpu", accelerator="cpu")
@@ -103,7 +103,7 @@ def test_the_losses_in_float64_are_those_of_a_cpu(files, tmp_path, name):
     assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-8)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.filterwarnings("ignore")  # the compiler's own warnings
 @pytest.mark.parametrize("way", ["32-true", "bf16-mixed", "bf16-mixed fsdp", "bf16-true"])
 @pytest.mark.parametrize("name", [*LEARNERS, *COMPILED])
 def test_a_family_learns_without_a_wait_and_predicts(files, tmp_path, name, way):
@@ -120,13 +120,13 @@ def test_a_family_learns_without_a_wait_and_predicts(files, tmp_path, name, way)
     trainer, module, data = fitted(family, files, tmp_path / "run", **few)
     assert all(line["is_finite"] for line in ledger_lines(tmp_path / "run"))
     trainer.test(module, data, verbose=False)
-    module.generation = GenerationOptions(max_new_tokens=20)  # of those that write
+    module.generation = GenerationOptions(max_new_tokens=20)  # of families that generate texts
     if way in ("32-true", "bf16-mixed fsdp"):
         trainer.predict(module, data, return_predictions=False)
         assert list(files.glob(f"{tmp_path.name}-run/*"))
 
 
-@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.filterwarnings("ignore")  # the compiler's own warnings
 @pytest.mark.parametrize("name", BLOCKS)
 def test_compiled_blocks_learn_what_others_learn(files, tmp_path, name):
     given = {"precision": "32-true", "sizes": {"context_length": 64}}
@@ -159,17 +159,17 @@ def test_bitwise_sums_give_the_same_bits_twice(files, tmp_path, name):
         callbacks = [*default_callbacks(), BitwiseSum()]
         with Made() as made:
             _, module, _ = fitted(FAMILIES[name], files, run, callbacks=callbacks, **given)
-        assert not without_order(made)  # in validation too; a GPU would refuse them
+        assert not without_order(made)  # also in validation; a GPU would reject them
         found.append({n: p.detach().cpu() for n, p in module.named_parameters()})
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.filterwarnings("ignore")  # the compiler's own warnings
 @pytest.mark.parametrize("compiles", [False, True])
 def test_the_loss_by_chunks_is_that_of_float64(monkeypatch, compiles):
     memory = torch.cuda.get_device_properties(0).total_memory
-    monkeypatch.setattr(loss, "CHUNKS_IN_GPU", memory // 300_000)  # four of 1,000 float32
+    monkeypatch.setattr(loss, "CHUNKS_IN_GPU", memory // 300_000)  # four chunks of float32 logits
     given = [torch.randn(300, 64).bfloat16(), torch.randn(1000, 64).mul(0.1).bfloat16()]
     exact, labels = [x.double().requires_grad_() for x in given], torch.randint(1000, (1, 300))
     expected = F.cross_entropy(F.linear(*exact), labels[0], reduction="sum")
@@ -215,13 +215,13 @@ def test_numbers_on_their_way_to_the_host_are_not_waited_for():
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
     copy = HostCopy(vector * 2)
-    assert not torch.cuda.current_stream().query()  # still asleep, and the host is here
+    assert not torch.cuda.current_stream().query()  # the GPU still sleeps, and the host has gone on
     assert copy.read() == [2.0, 2.0, 2.0]
 
 
 @needs_cuda
 def test_a_micro_batch_is_found_where_memory_is_short(files, tmp_path):
-    """The allocator is given a little above what the process holds."""
+    """The allocator may use only a little more than the process already holds."""
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**28) / total)
