@@ -33,7 +33,7 @@ LLAMA3_ROPE = {
 
 
 def made(kind: str, **options: Any) -> Any:
-    """A model of transformers whose weights are large enough to tell models apart."""
+    """Return a transformers model whose weights are large enough to tell models apart."""
     import transformers
 
     torch.manual_seed(0)
@@ -48,20 +48,20 @@ def made(kind: str, **options: Any) -> Any:
 
 
 def saved(folder: Path, kind: str, max_shard_size: str = "1GB", **options: Any) -> Any:
-    """Such a model, after it is saved into the folder."""
+    """Return such a model after saving it into a folder."""
     model = made(kind, **options)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
 
 
 def of_transformers(kind: str, **options: Any) -> PretrainedDecoder:
-    """Such a model as a network."""
+    """Return such a model as one of our networks."""
     model = made(kind, **options)
     return PretrainedDecoder(model, model.config.to_dict())
 
 
 def saved_with_bytes(folder: Path, kind: str, **options: Any) -> Path:
-    """Save such a model with a tokenizer of bytes; return the folder."""
+    """Save such a model with a byte tokenizer; return the folder."""
     saved(folder, kind, vocab_size=257, **options)
     return saved_tokenizer(byte_tokenizer(), folder)
 
@@ -85,7 +85,7 @@ def saved_canine(folder: Path) -> Path:
 
 
 def written(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-    """Write what an export writes of a model: config.json and model.safetensors."""
+    """Write the files that an export writes: config.json and model.safetensors."""
     folder.mkdir(exist_ok=True)
     contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
@@ -94,7 +94,7 @@ def written(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tenso
 
 @torch.no_grad()
 def ragged_logits(model: Any, lengths: tuple[int, ...] = (5, 12, 1)) -> list[torch.Tensor]:
-    """The logits of transformers, document by document."""
+    """Return the logits of transformers, document by document."""
     return [model(tokens[None]).logits[0] for tokens in ragged_tokens(lengths)]
 
 
@@ -105,7 +105,7 @@ def ragged_tokens(lengths: tuple[int, ...] = (5, 12, 1)) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def packed_logits(network: Any, lengths: tuple[int, ...] = (5, 12, 1)) -> list[torch.Tensor]:
-    """The logits of a network, all documents in one row, with padding."""
+    """Return the logits of a network, all documents in one row, with padding."""
     tokens = torch.cat([*ragged_tokens(lengths), torch.zeros(2, dtype=torch.long)])
     places = torch.cat([*(torch.arange(n) for n in lengths), torch.zeros(2, dtype=torch.long)])
     ids = torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)] + [-1, -1])

@@ -1,4 +1,4 @@
-"""A checkpoint of a language model becomes a folder that transformers reads alone, and back."""
+"""Export of a language model to a folder that transformers reads alone, and back."""
 
 import json
 from copy import deepcopy
@@ -41,10 +41,10 @@ PROMPT = "Ask, and it shall be given you"
 
 
 def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> nn.Module:
-    """Write a checkpoint as a run would; return its network."""
+    """Write a checkpoint as a run does; return its network."""
     torch.manual_seed(1)
     network = network_from_config(NETWORKS[kind])
-    for parameter in network.parameters():  # biases and norms, too
+    for parameter in network.parameters():  # biases and norms as well
         nn.init.normal_(parameter, std=0.3)
     tokenizer = byte_tokenizer()
     if kind == "llama":  # another token ends a turn
@@ -99,7 +99,7 @@ def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path)
     expected = logits(network, ids)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert expected.std() > 0.1
-    ends = {"gpt2": [7, 256], "llama": [256, 257]}  # there already; of a turn as well
+    ends = {"gpt2": [7, 256], "llama": [256, 257]}  # two where a turn has its own
     assert theirs.config.eos_token_id == ends.get(kind, 256)
 
     ours = LitCausalLM.from_exported(tmp_path / "model")
@@ -149,7 +149,7 @@ def test_an_adapter_alone_is_what_its_base_lacks_and_peft_reads_it(kind, tmp_pat
     assert config["fan_in_fan_out"] == (kind == "gpt2")
     stored = load_file(tmp_path / "lora" / "adapter_model.safetensors")
     scale = config["lora_alpha"] / config["r"]
-    for name in config["target_modules"]:  # as PEFT merges them
+    for name in config["target_modules"]:  # as PEFT merges adapters
         low, high = (stored.pop(f"base_model.model.{name}.lora_{x}.weight") for x in "AB")
         change = scale * (high @ low)
         base.model.get_submodule(name).weight.data += change.T if kind == "gpt2" else change
@@ -181,7 +181,7 @@ def test_a_base_in_bfloat16_is_exported_in_full(tmp_path):
 
 
 def test_an_adapter_that_is_not_there_or_has_no_place_in_peft_is_refused(tmp_path):
-    checkpoint(tmp_path / "a.ckpt", "own gpt2")  # queries, keys and values are one layer there
+    checkpoint(tmp_path / "a.ckpt", "own gpt2")  # there queries, keys and values are one layer
     with pytest.raises(ValueError, match="PEFT has no place for these adapters; leave --adapter"):
         export(tmp_path / "a.ckpt", to=tmp_path / "lora", adapter=True)
     checkpoint(tmp_path / "a.ckpt", "own gpt2", has_lora=False)

@@ -49,7 +49,7 @@ def with_lora(network: nn.Module, **options: object) -> nn.Module:
 
 
 def trained(network: nn.Module) -> nn.Module:
-    """Give the adapters some values, as a training would."""
+    """Give the adapters nonzero values, as training does."""
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             nn.init.normal_(parameter, std=0.2)
@@ -68,7 +68,7 @@ def test_a_base_of_any_kind_keeps_its_output_and_no_input(kind):
     with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         output = layer(x)
     torch.testing.assert_close(output, base(x), rtol=1e-5, atol=1e-5)
-    assert len([t for t in kept if tuple(t.shape) == (70, 24)]) == 1  # of the adapter alone
+    assert len([t for t in kept if tuple(t.shape) == (70, 24)]) == 1  # only the adapter's
     (gradient,) = torch.autograd.grad(output.sum(), [x])
     (expected,) = torch.autograd.grad(base(x).sum(), [x])
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
@@ -83,11 +83,11 @@ def test_new_adapters_change_nothing_and_only_they_learn(make):
     assert {n for n, p in adapted.named_parameters() if p.requires_grad} == more
     outputs(adapted).square().sum().backward()
     assert all(p.grad is not None for n, p in adapted.named_parameters() if n in more)
-    adapted.load_state_dict(plain.state_dict(), strict=False)  # under the names of the base
+    adapted.load_state_dict(plain.state_dict(), strict=False)  # under the base's names
     layers = [m for m in adapted.modules() if isinstance(m, adapters.LoraLinear)]
     assert len(layers) == {decoder: 14, gpt2: 8}[make]
     for layer in layers:
-        bound = layer.lora_A.shape[1] ** -0.5  # of PEFT: Kaiming's with a = sqrt(5)
+        bound = layer.lora_A.shape[1] ** -0.5  # PEFT's bound: Kaiming's with a = sqrt(5)
         assert 0.5 * bound < layer.lora_A.abs().max() <= bound
         assert layer.lora_B.eq(0).all()
 
@@ -148,7 +148,7 @@ def test_targets_are_ends_of_names_or_patterns_and_never_the_head():
     ("make", "pattern", "kept", "frozen"),
     [
         (decoder, "layers.0.*", "layers.1.attention_norm.weight", "layers.0.attention_norm.weight"),
-        (decoder, "head.weight", "norm.weight", "embedding.weight"),  # tied: by either of its names
+        (decoder, "head.weight", "norm.weight", "embedding.weight"),  # tied weights: by either name
         (gpt2, "transformer.wte.*", "transformer.wpe.weight", "lm_head.weight"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Generation, with a cache as without one; drawing a token; scores of continuations."""
+"""Generation with and without a cache, sampling of a token, scores of continuations."""
 
 from dataclasses import replace
 from itertools import count
@@ -25,7 +25,7 @@ KINDS = [tiny.own_gpt2, tiny.own_llama, tiny.transformers_llama, tiny.transforme
 
 
 def slowly(network, prompt, options, key=0, limit=None) -> tuple[list[int], str]:
-    """One token after the other, each from the whole text so far."""
+    """Generate token by token, each from the whole text so far."""
     uniforms = rng_for(options.seed, 0, key).random(options.max_new_tokens)
     context, found = list(prompt), []
     for step in count():
@@ -79,7 +79,7 @@ def test_half_precision_has_a_cache_too_and_a_token_copies_nothing_of_it(make):
                 mask = torch.ones(16, part.stop, dtype=torch.bool)
                 logits = network.head(network(ids[:, part], places, None, True, cache, mask=mask))
     assert torch.nn.functional.cosine_similarity(logits[0, -1].float(), exact, dim=0) > 0.999
-    assert made.largest() < 16 * 2 * 60 * 8  # keys of a layer, of the last token's step
+    assert made.largest() < 16 * 2 * 60 * 8  # keys of one layer at the last token's step
 
 
 def test_a_batch_neighbour_changes_nothing():
@@ -94,7 +94,7 @@ def test_a_batch_neighbour_changes_nothing():
 
 @pytest.mark.parametrize("make", [tiny.own_gpt2, tiny.own_llama])
 def test_the_host_may_look_at_several_tokens_at_once(make, monkeypatch):
-    found, looks = [], ("aten::stack", "aten::_local_scalar_dense")  # for which a GPU is waited for
+    found, looks = [], ("aten::stack", "aten::_local_scalar_dense")  # these wait for a GPU
     for at_once in (1, 4):
         monkeypatch.setattr(generation, "AT_ONCE_ON_CPU", at_once)
         with tiny.Made() as seen:
@@ -131,12 +131,12 @@ def test_top_k_and_top_p_keep_what_they_name():
     rest, tokens = filtered(logits, 1.0, top_k=2, top_p=1.0)
     assert tokens.tolist() == [[1, 3, 2, 0]]
     assert torch.allclose(rest, torch.tensor([[0.4, 0.3, 0, 0]], dtype=torch.float64))
-    # 0.4 + 0.3 reach 0.65, 0.4 alone does not; of the two that top_k = 2 leaves, 4/7 reach 0.5.
+    # 0.4 + 0.3 reach 0.65, 0.4 alone does not; of the two that top_k = 2 keeps, 4/7 reach 0.5.
     rest, _ = filtered(logits, 1.0, top_k=None, top_p=0.65)
     assert (rest > 0).tolist() == [[True, True, False, False]]
     rest, _ = filtered(logits, 1.0, top_k=2, top_p=0.5)
     assert (rest > 0).tolist() == [[True, False, False, False]]
-    # At temperature 1/2 probabilities are squared: 16 / 30 is the first.
+    # At temperature 1/2 probabilities are squared: the first gets 16 / 30.
     rest, _ = filtered(logits, 0.5, top_k=4, top_p=1.0)
     assert torch.allclose(rest[0, 0], torch.tensor(16 / 30, dtype=torch.float64))
 
@@ -151,7 +151,7 @@ def test_a_number_finds_its_token():
 
 
 class Recites(Decoder):
-    """Says one text, whatever it is asked."""
+    """Generates the same text after any prompt."""
 
     def __init__(self, tokens: list[int], vocabulary: int = 300) -> None:
         super().__init__(DecoderConfig(vocab_size=vocabulary, hidden_size=8, num_layers=1))
@@ -167,7 +167,7 @@ class Recites(Decoder):
     ("stop", "text", "reason", "num_tokens"),
     [
         ([], "one.\n\ntwo", "end", 9),
-        (["\n\n"], "one.", "stop", 6),  # spans two tokens, of one byte each
+        (["\n\n"], "one.", "stop", 6),  # spans two tokens of one byte each
         (["two", ".\n"], "one", "stop", 5),
         (["o"], "", "stop", 1),
         (["<|endoftext|>"], "one.\n\ntwo", "end", 9),
@@ -201,7 +201,7 @@ def test_a_stop_text_may_begin_in_a_token_or_be_one():
 
 def test_tokens_that_the_tokenizer_does_not_know_are_never_drawn():
     [(ids, _, _)] = tiny.completed(Recites([280]), [[65]], GenerationOptions(1))
-    assert ids == [0]  # 280 is left out, and all others are equal
+    assert ids == [0]  # 280 is left out, all others are equally likely
 
 
 ROWS = [
@@ -223,7 +223,7 @@ def batch_of(data: ChoiceDataset, ids: list[int]):
 
 
 def slow_score(network, prompt: str, choice: str) -> tuple[float, int]:
-    """Token by token, each from a forward of its own."""
+    """Score token by token, each in its own forward pass."""
     ids = [tiny.TOKENIZER.begin_id, *tiny.TOKENIZER.encode(prompt).tolist()]
     total, rest = 0.0, tiny.TOKENIZER.encode(choice).tolist()
     for token in rest:
@@ -238,7 +238,7 @@ def test_scores_are_those_of_one_forward_per_token(tmp_path, make):
     data = dataset(tmp_path, ROWS)
     order = [2, 0, 3, 1]
     batch = batch_of(data, order)
-    assert len(batch["input_ids"]) < 7  # several in a row
+    assert len(batch["input_ids"]) < 7  # rows hold several
     rows = (batch["input_ids"], batch["position_ids"], batch["document_ids"])
     found = score(network(*rows), network.head.weight, batch)
     assert found["scores"].shape == (4, 3)

@@ -1,4 +1,4 @@
-"""The loss over target tokens: exact, chunked without a trace; its metrics by hand."""
+"""The loss over target tokens: exact, the same in chunks of any size; its metrics by hand."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ def chunks_of_4(monkeypatch):
 
 
 def a_batch(weight: tuple[float, ...] = (1, 1, 1), num_tokens: int = V) -> dict[str, Any]:
-    """Rows of one sample each, a third of the labels ignored."""
+    """Return rows of one sample each; a third of the labels is ignored."""
     generator = torch.Generator().manual_seed(3)
     labels = torch.randint(num_tokens, (R, T), generator=generator)
     labels[torch.rand(R, T, generator=generator) < 1 / 3] = -100
@@ -32,7 +32,7 @@ def a_batch(weight: tuple[float, ...] = (1, 1, 1), num_tokens: int = V) -> dict[
 
 
 def counted(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with the number of its targets, as the plan knows it."""
+    """Return the batch with its number of targets, which the plan knows."""
     is_used = batch["weight"][batch["sample_index"]] > 0
     return {**batch, "num_targets": {"tokens": int((is_used & (batch["labels"] != -100)).sum())}}
 
@@ -45,7 +45,7 @@ def inputs(dtype: torch.dtype = torch.float64, num_tokens: int = V) -> tuple[Ten
 
 
 def direct(hidden: Tensor, head: Tensor, batch: dict[str, Any]) -> Tensor:
-    """The cross-entropy as one would write it down."""
+    """Return the cross-entropy by its definition."""
     logits, labels = F.linear(hidden, head).flatten(0, 1), batch["labels"].flatten()
     weight = batch["weight"][batch["sample_index"]].flatten() * (labels != -100)
     return (F.cross_entropy(logits, labels, reduction="none") * weight.to(logits)).sum()
@@ -58,7 +58,7 @@ def direct(hidden: Tensor, head: Tensor, batch: dict[str, Any]) -> Tensor:
 def test_chunks_padding_and_compiling_change_nothing(
     chunk, padded_to, compiles, dtype, error, monkeypatch
 ):
-    if chunk is not None:  # else the logits are small enough to be made at once
+    if chunk is not None:  # else the few logits are computed at once
         monkeypatch.setattr(loss, "SMALL_BYTES", 0)
         monkeypatch.setattr(loss, "CHUNK_ROWS_ON_CPU", chunk)
     monkeypatch.setattr(loss, "PADDED_TO_ON_CPU", padded_to)
@@ -147,7 +147,7 @@ def test_autocast_multiplies_in_half_and_sums_in_full_precision(chunks_of_4):
 
 def test_gradients_of_halves_are_summed_and_weighed_in_full_precision(chunks_of_4):
     hidden, head = inputs(torch.bfloat16)
-    factor = 0.0013  # between two numbers of bfloat16
+    factor = 0.0013  # lies between two bfloat16 numbers
     (language_model_loss(hidden, head, a_batch()).total * factor).backward()
     reference = [x.detach().double().requires_grad_() for x in (hidden, head)]
     direct(*reference, a_batch()).backward()
@@ -181,7 +181,7 @@ def test_no_tensor_is_larger_than_a_chunk_or_the_head(training, chunks_of_4):
 
 
 def test_metrics_of_two_batches_by_hand():
-    metrics = TextMetrics([1, 2, 4], 5)  # of a larger vocabulary
+    metrics = TextMetrics([1, 2, 4], 5)  # the vocabulary is larger
     assert metrics.byte_lengths.tolist() == [1, 2, 4, 0, 0]
     batch = {
         "labels": torch.tensor([[0, 1, -100], [2, 2, 2]]),
@@ -191,7 +191,7 @@ def test_metrics_of_two_batches_by_hand():
     for total, count in ((math.log(16) - 1, 1.0), (math.log(16) + 1, 3.0)):
         metrics.add_batch(LossSum(torch.tensor(total), torch.tensor(count)), batch)
     found = {name: float(metric.compute()) for name, metric in metrics.items()}
-    assert found["loss"] == pytest.approx(math.log(16) / 2)  # no mean of means
+    assert found["loss"] == pytest.approx(math.log(16) / 2)  # not a mean of means
     assert found["perplexity"] == pytest.approx(4.0)
     assert found["bits_per_byte"] == pytest.approx(4 / 3)  # 8 bits for 6 bytes
     assert "bits_per_byte" not in TextMetrics(None, 4)

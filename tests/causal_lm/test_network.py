@@ -1,4 +1,4 @@
-"""The decoder: neighbours, padding and the future change nothing; a self-test finds leaks."""
+"""The decoder: neighbours, padding and future tokens change nothing; a self-test finds leaks."""
 
 import time
 from dataclasses import replace
@@ -31,13 +31,13 @@ Batch = tuple[Tensor, Tensor, Tensor]
 def network_of(config: DecoderConfig) -> Decoder:
     torch.manual_seed(0)
     network = Decoder(config).double()
-    for parameter in network.parameters():  # no zeros, that would hide a bias or a leak
+    for parameter in network.parameters():  # zeros would hide a bias or a leak
         torch.nn.init.normal_(parameter, std=0.3)
     return network
 
 
 def packed(rows: list[list[int]], width: int = 0) -> Batch:
-    """Rows of documents of the given lengths; the tokens are drawn."""
+    """Return rows of documents of the given lengths, with random tokens."""
     width = max([width, *map(sum, rows)])
     tokens = torch.randint(31, (len(rows), width), generator=torch.Generator().manual_seed(1))
     positions, ids = torch.zeros_like(tokens), torch.full_like(tokens, -1)
@@ -67,7 +67,7 @@ def test_a_document_in_a_row_has_the_logits_it_has_alone(config, as_mask):
         own = ids == document
         alone = (tokens[own][None], positions[own][None], torch.zeros_like(ids[own])[None])
         torch.testing.assert_close(together[own], logits(network, alone)[0], rtol=0, atol=1e-12)
-    batch = packed([[8], [5]])  # rows of single documents need no ids
+    batch = packed([[8], [5]])  # rows of single documents have no ids
     single = network.head(network(*batch, has_single_documents=True))[batch[2] >= 0]
     expected = logits(network, batch)[batch[2] >= 0]
     torch.testing.assert_close(single, expected, rtol=0, atol=1e-12)
@@ -133,7 +133,7 @@ def test_compiled_in_place_names_and_results_stay(keeps_products):
 
 
 def on_meta(rows: list[list[int]]) -> tuple[list[Tensor], tuple[Tensor, int]]:
-    """A batch as a GPU gets it, without values: nothing can wait for any."""
+    """Return a batch without values, on "meta": code that waits for a value on a GPU fails here."""
     batch = packed(rows)
     bounds, longest = document_bounds(batch[2].numpy())
     return [x.to("meta") for x in batch], (torch.from_numpy(bounds).to("meta"), longest)
@@ -150,7 +150,7 @@ def test_what_is_compiled_fits_other_documents(kind, most):
     for rows in ([[9, 7], [16]], [[3, 13], [2, 14]], [[1] * 16, [16]], [[5, 11], [1, 15]]):
         batch, bounds = on_meta(rows) if is_on_gpu else (packed(rows), None)
         network(*batch, bounds=bounds).sum().backward()
-        assert 0 < len(graphs) <= most  # of all layers; one more for any number of documents
+        assert 0 < len(graphs) <= most  # shared by all layers; one more if numbers vary
 
 
 ROWS = [[0, 0, 0, 1, 1, 2, -1, -1], [3, 3, 3, 3, 3, 3, 3, 3], [4, 5, 5, 5, 5, 5, 5, -1]]
@@ -164,7 +164,7 @@ def heads_of(num_rows: int, kv_heads: int, length: int = 8) -> tuple[Tensor, Ten
 
 
 def slowly(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
-    """Attention as one would write it down; heads of k and v repeated."""
+    """Return attention by its definition, with heads of k and v repeated."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = q @ k.mT / q.shape[-1] ** 0.5
     return scores.masked_fill(~sees, -torch.inf).softmax(-1) @ v
@@ -237,7 +237,7 @@ def test_heads_share_keys_and_values_of_which_a_token_copies_none(is_cpu, length
 
 def test_all_layers_keep_one_mask_for_the_backward_pass():
     network, kept = network_of(replace(SMALL, num_layers=4)).float(), []
-    network.is_compiled = True  # masks
+    network.is_compiled = True  # attention then uses masks
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         logits(network, packed([[40, 24]]))
     assert len({x.data_ptr() for x in kept if x.shape[-2:] == (64, 64)}) == 1
@@ -246,11 +246,11 @@ def test_all_layers_keep_one_mask_for_the_backward_pass():
 @pytest.mark.parametrize(
     ("name", "vocab_size", "count"),
     [
-        ("gpt2-124m", None, 124_439_808 - 12 * 768),  # GPT-2's own without its key biases
+        ("gpt2-124m", None, 124_439_808 - 12 * 768),  # GPT-2's number without its key biases
         ("shakespeare-cpu", 66, 800_128),
         ("shakespeare-gpu", 66, 10_647_168),
         ("llama-tiny", 256, 108_864),
-        # Of each layer 4 D², 3 D of 344 and two norms; the embedding, and a norm; D is 128.
+        # Each layer: 4 D², 3 of D x 344, two norms; then embedding and norm; D is 128.
         ("depth-2", 66, 2 * (4 * 128**2 + 3 * 128 * 344 + 2 * 128) + 66 * 128 + 128),
     ],
 )
@@ -287,7 +287,7 @@ def test_models_of_transformers_pass(kind):
 
 
 class Masked(PretrainedDecoder):
-    """With a mask of what is padding transformers does not look at positions."""
+    """Given a padding mask, transformers does not look at positions."""
 
     has_cache = False
 
@@ -348,7 +348,7 @@ def whole_documents(document_ids, *options):
 
 def small_leak(document_ids, *options):
     mask = documents_of(document_ids, torch.empty(0), 4, as_mask=True).mask == 0
-    mask[0, 0, -2, 0] = True  # only the last token sees only the first
+    mask[0, 0, -2, 0] = True  # only the last token attends to the first
     return decoder.Documents(mask=mask)
 
 

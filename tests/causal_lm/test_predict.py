@@ -1,4 +1,4 @@
-"""From a checkpoint and prompts to completions or scores; samples while training."""
+"""Prediction from a checkpoint and prompts: completions or scores; samples during training."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ NETWORK = DecoderConfig(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A checkpoint of two steps."""
+    """A checkpoint after two steps."""
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.1), network=NETWORK)
     sizes = {"context_length": 40, "global_batch_size": 4, "micro_batch_size": 4}
     return run(tmp_path_factory.mktemp("trained"), module, steps=2, **sizes)
@@ -54,14 +54,14 @@ def test_completions_stand_beside_their_prompts_whatever_the_batch(tmp_path, tra
     got, module = predict(tmp_path / "three", trained, rows, **options)
     assert [{"prompt": row["prompt"], "id": row["id"]} for row in got] == rows
     assert predict(tmp_path / "all", trained, rows, size=64, **options)[0] == got
-    assert got[0]["completion"] != got[3]["completion"]  # equal prompts have their own numbers
+    assert got[0]["completion"] != got[3]["completion"]  # equal prompts are samples of their own
     tokenizer = module.tokenizer
     ids = [[tokenizer.begin_id, *tokenizer.encode(text).tolist()] for text in PROMPTS]
     expected = completed(module.network.eval(), ids, GenerationOptions(**options))
     assert [(row["finish_reason"], row["completion"], row["num_tokens"]) for row in got] == [
         (reason, text, len(ids)) for ids, reason, text in expected
     ]
-    module = LitCausalLM.load_from_checkpoint(trained).double().train()  # in a session in Python
+    module = LitCausalLM.load_from_checkpoint(trained).double().train()  # as in a Python session
     assert module.generate(PROMPTS, **options) == [row["completion"] for row in got]
     assert module.training
     with pytest.raises(ValueError, match="row:1: .* has no chat template"):
@@ -73,7 +73,7 @@ def test_choices_are_scored(tmp_path, trained):
     (first, second), _ = predict(tmp_path, trained, rows, mode="score")
     assert first["num_tokens"] == [3, 3, 1]
     assert first["best"] == first["scores"].index(max(first["scores"]))
-    assert first["scores"][0] < first["scores"][2] < 0  # more tokens are less probable
+    assert first["scores"][0] < first["scores"][2] < 0  # longer continuations are less probable
     assert second["num_tokens"] == [3]
 
 
@@ -172,7 +172,7 @@ def test_a_run_with_samples_is_the_run_without_them(tmp_path, capsys):
     steps = range(3, len(lines[0]) + 1, 3)
     assert sorted(texts) == [(f"samples/{n}/text_summary", s) for n in (0, 1) for s in steps]
     assert all(text.startswith("```\nthe cat") for (tag, _), text in texts.items() if "/0/" in tag)
-    assert len(set(texts.values())) > 2  # the model learns
+    assert len(set(texts.values())) > 2  # the samples change while the model learns
     printed = capsys.readouterr().out
     assert printed.count("a sample: the cat") == 1
     assert "the cat" not in printed.split("a sample: the cat")[0]

@@ -1,4 +1,4 @@
-"""Models of transformers as networks: packed rows, recipes without folders, what is refused."""
+"""Models of transformers as networks: packed rows, recipes without folders, and refused models."""
 
 import copy
 import json
@@ -115,7 +115,7 @@ def test_parts_that_see_images_stand_still(tmp_path):
     adapted = target_layers(network, ["q_proj"])
     assert {name.split(".")[2] for name in (*learns, *adapted)} == {"language_model"}
     before = torch.get_rng_state()
-    with parameters_on_meta():  # as under fsdp, where adapters are drawn behind it as elsewhere
+    with parameters_on_meta():  # as under fsdp, which draws adapters afterwards
         network_from_config(network.recipe)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -147,7 +147,7 @@ def changed(folder, **values):
         ),
         ("Qwen2", {"intermediate_size": 25}, "has another shape of .*mlp"),
         ("Granite", {"logits_scaling": 2.0}, "is a GraniteForCausalLM, whose logits are not the"),
-        ("Gemma2", {}, "is a Gemma2ForCausalLM, whose logits are not the"),  # capped
+        ("Gemma2", {}, "is a Gemma2ForCausalLM, whose logits are not the"),  # capped logits
         ("Phi", {}, "is a PhiForCausalLM, whose logits are not the"),  # with a bias
     ],
 )
@@ -247,7 +247,7 @@ def test_data_that_does_not_fit_is_refused(tmp_path):
 
 
 def part_of(network, rank, size):
-    """What one device of a group has, cut by hand."""
+    """Return the part of one device in a group, cut by hand."""
     part = copy.deepcopy(network)
     for _, layer, split in planned_layers(part, part.tensor_plan()):
         axis = {"columns": 0, "rows": 1}[split.style]

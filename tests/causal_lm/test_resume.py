@@ -1,4 +1,4 @@
-"""Weights go on: resumed, evaluated, begun from others, without the folders of before."""
+"""Reuse of weights: resume, evaluation, start of another run, without the original folders."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(adapted, tmp_
     trainer.validate(module, data, ckpt_path=adapted)
     trainer.fit(next_one, TextDataModule(str(text), split=TextSplit(by="tail"), **sizes))
     assert next_one.recipe["lora"] is None
-    # Nor is its tokenizer: the one of the data is taken.
+    # Nor is the checkpoint's tokenizer restored: the data's is used.
     own = TokenizerOptions("characters")
     characters = TextDataModule(str(text), tokenizer=own, split=TextSplit(by="tail"), **sizes)
     trainer.validate(module, data, ckpt_path=adapted)
@@ -96,17 +96,17 @@ def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(adapted, tmp_
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A checkpoint that began with the weights of another one, which has gone."""
+    """A checkpoint of a run that started from another checkpoint, which has been deleted."""
     folder = tmp_path_factory.mktemp("runs")
     first = run(folder / "first", model())
     second = run(folder / "second", model(init_from=str(first)), steps=2)
-    first.unlink()  # no training from the second one needs it
+    first.unlink()  # training that continues the second does not need it
     return second
 
 
 @pytest.fixture
 def isolation_tests(monkeypatch):
-    """The networks that were tested."""
+    """Notes the networks that the isolation test has tested."""
     tested = []
     monkeypatch.setattr(
         module_file, "check_isolation", lambda n: (tested.append(n), check_isolation(n))
@@ -201,7 +201,7 @@ STANDS_FOR = "_sharded_tensor"
 
 
 def write_shards(content, folder):
-    """Write a checkpoint as a rank does that holds all of its weights."""
+    """Write a checkpoint as a rank that holds all of its weights."""
     weights = content["state_dict"]
     rest = {**content, "state_dict": {name: {STANDS_FOR: name} for name in weights}}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -237,7 +237,7 @@ def test_a_folder_evaluates_and_predicts_as_the_file_does(folders, tmp_path, kin
         trainer = toy_trainer(tmp_path / name, **limits)
         trainer.ckpt_path = str(folders[name])
         data = TextDataModule(predict_files=str(prompts), global_batch_size=1)
-        module = LitCausalLM(SGD)  # another shape than the checkpoint's
+        module = LitCausalLM(SGD)  # a shape other than the checkpoint's
         trainer.predict(module, data, return_predictions=False, weights_only=True)
         written.append((tmp_path / name / "mine.completed.jsonl").read_text("utf-8"))
     assert written[0] == written[1]
@@ -323,7 +323,7 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
     shutil.rmtree(tmp_path / "base")
     fit(2, str(tmp_path / "a.ckpt"))
     assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 2
-    # Nor are training files needed where validation has its own.
+    # Training files are not needed either if validation has its own.
     held = {"train_files": str(tmp_path / "b.jsonl"), "validation_files": str(tmp_path / "a.jsonl")}
     data = InstructionDataModule(**held, context_length=16)
     trainer = toy_trainer(tmp_path)

@@ -1,4 +1,4 @@
-"""A language model learns the same and stays compiled whether its throughput is measured or not."""
+"""A language model learns the same and stays compiled with or without measured throughput."""
 
 from functools import partial, partialmethod
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tm
     assert torch.equal(state, measured_state)
     pairs = zip(plain.state_dict().values(), measured.state_dict().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
-    # Forward and backward are 6 FLOPs per weight that multiplies, and 12 per layer for attention.
+    # Forward and backward: 6 FLOPs per weight in matrix products, 12 per layer for attention.
     weights = sum(p.numel() for n, p in plain.named_parameters() if p.dim() == 2)
     expected = 6 * weights + 12 * SMALL["num_layers"] * SMALL["hidden_size"] * 16
     assert measured.flops(np.array([16.0])) == expected * 16
@@ -44,7 +44,7 @@ def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tm
 
 @pytest.fixture
 def compiled_by(monkeypatch):
-    """Sets the backend that compiles; what was compiled before is forgotten."""
+    """Sets the backend of torch.compile and clears compiled code."""
 
     def use(backend):
         compile_blocks = partialmethod(Decoder.compile_blocks, backend=backend)
@@ -73,8 +73,8 @@ def test_a_compiled_network_stays_compiled_for_one_shape_and_is_counted(tmp_path
         own = [Throughput(peak_flops=1e9), ExactDropout()]
         fit(folder, [*own, LambdaCallback(on_train_batch_start=noting)], compile=compiles)
     assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), rel=1e-5)
-    assert len(graphs) == 3  # of validation, of training, and there with two pieces in a block
-    # The one layer in 10 micro-batches of training, and in 2 before it and 2 after of validation.
+    assert len(graphs) == 3  # validation, training, and training with two pieces in a block
+    # The one layer runs in 10 training micro-batches, in 2 of validation before and 2 after.
     assert len(calls) == 10 + 2 + 2
     assert (shapes[0], shapes[-1]) == ((4, 4, 16), (1, 4, 16))
     assert all(row["mfu"] > 0 for row in json_rows(folder / "throughput.jsonl"))
@@ -83,7 +83,7 @@ def test_a_compiled_network_stays_compiled_for_one_shape_and_is_counted(tmp_path
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's
 def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_path, compiled_by):
-    compiled = []  # whether its sizes are open, of each graph
+    compiled = []  # for each graph, whether its sizes are dynamic
 
     def noting(graph, inputs):
         values = [n.meta["example_value"] for n in graph.graph.nodes if n.op == "placeholder"]

@@ -1,4 +1,4 @@
-"""Tiny language models with random weights, what they write, and short trainings."""
+"""Tiny language models with random weights, their generated texts, and short trainings."""
 
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.toy import toy_trainer
 
 
 class Made(TorchDispatchMode):
-    """Keeps (name, numbers in its largest tensor, arguments) of each operation but views."""
+    """Keeps (name, size of its largest tensor, arguments) of each operation except views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ SMALL = {"max_positions": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2
 LORA = LoraOptions(["q_proj"], 2, 16.0)
 BLOCKS = {"layout": "blocks", "micro_batch_size": 4, "split": TextSplit(by="tail")}
 SGD = partial(torch.optim.SGD, lr=0.05)
-# A small model in FOLDER/text.txt on a command line.
+# Options of a small model that reads FOLDER/text.txt.
 MODEL_OPTIONS = [
     *("--model=lit_models.LitCausalLM", "--model.optimizer=torch.optim.SGD"),
     "--model.optimizer.lr=0.01",
@@ -93,7 +93,7 @@ def transformers_gpt2(max_positions: int = 64) -> nn.Module:
 
 @torch.no_grad()
 def next_logits(network: nn.Module, ids: list[int]) -> Tensor:
-    """What follows one text, without any cache."""
+    """Return the logits of the token after a text, computed without a cache."""
     row = torch.tensor([ids])
     if isinstance(network, Decoder):
         positions = torch.arange(len(ids))[None]
@@ -102,7 +102,7 @@ def next_logits(network: nn.Module, ids: list[int]) -> Tensor:
 
 
 def completed(network, prompts, options, keys=None, tokenizer=TOKENIZER):
-    """Return (ids, reason, text) of each prompt, generated together."""
+    """Return (ids, reason, text) of each prompt, generated in one batch."""
     rows = [torch.tensor(prompt) for prompt in prompts]
     input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     lengths = torch.tensor([len(row) for row in rows])
@@ -142,9 +142,9 @@ def run(
     """Train or evaluate, and return a checkpoint.
 
     Args:
-        is_known: the trainer knows ckpt_path beforehand, as on the command line; else it is an
-            argument of the call, as in a script.
-        limits: options of the trainer in place of `steps` with the ledger alone.
+        is_known: set the trainer's ckpt_path before the call, as the command line does; else pass
+            it to the call, as a script does.
+        limits: trainer options that replace `steps` and the single ledger callback.
     """
     folder.mkdir(exist_ok=True)
     (folder / "text.txt").write_text(content, encoding="utf-8")
@@ -166,7 +166,7 @@ def run(
 
 
 def texts_of(folder: Path) -> dict[tuple[str, int], str]:
-    """Return (tag, step) -> text of the events in FOLDER/board."""
+    """Return (tag, step) -> text of the TensorBoard events in FOLDER/board."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(folder / "board"), size_guidance={"tensors": 0}).Reload()

@@ -1,4 +1,4 @@
-"""A plain LightningModule and datamodule, as most are written: on two devices another run."""
+"""A plain LightningModule and datamodule in the usual style: two devices change the run."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def loader(seed: int, **options: Any) -> DataLoader:
-    """Return batches of 21 rows."""
+    """Return a loader of 21 rows."""
     inputs = torch.randn(21, 3, generator=torch.Generator().manual_seed(seed))
     return DataLoader(TensorDataset(inputs, inputs.square().sum(1)), batch_size=4, **options)
 
 
 class Plain(LightningModule):
-    """A regression whose metric is a mean of its batches' means."""
+    """A regression whose metric is the mean of batch means."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Plain(LightningModule):
 
 
 class PlainData(LightningDataModule):
-    """21 rows, and 21 others to judge by."""
+    """21 rows to train on, and 21 others to evaluate on."""
 
     def train_dataloader(self) -> DataLoader:
         return loader(1, shuffle=True)

@@ -1,4 +1,4 @@
-"""The command on two devices: a plain LightningModule, and what of its run is lost there."""
+"""`unisono certify` on two devices: a plain LightningModule, and what its run loses there."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What differs between two records is found and named; what is equal is not."""
+"""Comparison of two records: differences are found and named, equal parts are not reported."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ Line = dict[str, Any]
 
 
 def start(*steps: tuple[int, list[str], float]) -> list[Line]:
-    """Return what one rank notes: number, samples and loss of each step."""
+    """Return the notes of one rank: number, samples and loss of each step."""
     names = ("step", "rows", "loss")
     rows = [dict(zip(names, s, strict=True)) | {"epoch": 0, "grad_norm": 1.0} for s in steps]
     return [{"resumed_from_step": steps[0][0] - 1}, *rows, {"ended": 0}]
@@ -43,7 +43,7 @@ ONE = {"1-0": start((1, [*"abcd"], 4.0), (2, [*"ef"], 1.0)) + evaluated()}
 def findings(
     folder: Path, other: dict[str, list[Line]], weight: float = 1.0, bits: str = "64"
 ) -> dict[str, Comparison]:
-    """Return what a run of these notes and this weight has the same as the run ONE."""
+    """Return the findings of comparing a run with these notes and this weight with the run ONE."""
     records = []
     for name, ranks, value in (("one", ONE, 1.0), ("other", other, weight)):
         for part in (SEEN, "checkpoints"):
@@ -60,7 +60,7 @@ def findings(
 
 def test_two_ranks_and_a_resume_on_one_are_the_run_of_one_device(tmp_path: Path) -> None:
     other = {
-        "1-0": start((1, [*"ca"], 3.0), (2, [*"zz"], 7.0)),  # which the kill takes back
+        "1-0": start((1, [*"ca"], 3.0), (2, [*"zz"], 7.0)),  # the kill discards this step
         "1-1": start((1, [*"bd"], 5.0), (2, [*"zz"], 7.0)),
         "2-0": start((2, [*"ef"], 1.0)) + evaluated(IDS[::-1]),
     }
@@ -93,7 +93,7 @@ def test_two_ranks_and_a_resume_on_one_are_the_run_of_one_device(tmp_path: Path)
             "NOT",
             "step 1: 8 samples of 4, as if batch_size were per device, 4 not its own (e, f, g, …)",
         ),
-        (  # of losses 3, 3, 3, 7, the means of two ranks that hold three and one
+        (  # losses 3, 3, 3, 7: their mean is 4, the mean of two ranks' means 5
             {
                 "1-0": start((1, [*"abc"], 3.0), (2, [*"ef"], 1.0)) + evaluated(),
                 "1-1": start((1, ["d"], 7.0), (2, [], 1.0)),
@@ -152,7 +152,7 @@ class Harder(LitToy):
 
 
 class Moved(LitToy):
-    """A toy that begins elsewhere."""
+    """A toy with other initial weights."""
 
     def build(self, recipe: dict[str, Any], data: Any) -> None:
         super().build(recipe, data)
@@ -160,7 +160,7 @@ class Moved(LitToy):
 
 
 class Twice(LitToy):
-    """A toy that counts the gradient of its first layer twice."""
+    """A toy that counts the first layer's gradient twice."""
 
     def on_after_backward(self) -> None:
         self.model[0].weight.grad *= 2
@@ -183,7 +183,7 @@ def tape(folder: Path, module: LitToy, look_at: int, micro_batch_size: int = 8) 
 )
 def test_where_a_step_parts_first(tmp_path: Path, other: Any, look_at: int, place: str) -> None:
     one = tape(tmp_path / "one", LitToy(), look_at)
-    two = tape(tmp_path / "two", other(), look_at, micro_batch_size=3)  # padded otherwise
+    two = tape(tmp_path / "two", other(), look_at, micro_batch_size=3)  # other padding
     found = first_difference(one, two, 1e-9)
     assert found.startswith(place)
     assert bool(found) == bool(place)

@@ -1,4 +1,4 @@
-"""Run folders made by hand: every value in them is known, and their proof holds."""
+"""Hand-made run folders: every value in them is known, and their proof is valid."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from lit_models.commands.verify import chained, plan_hash
 
 STEPS_PER_EPOCH, SAMPLES = 3, 24
 STARTS = ("2026-11-21T23:59:58+00:00", "2026-11-22T10:00:00+02:00", "2026-11-23T10:00:00+00:00")
-ATTEMPTS = ((1, 0, 4), (2, 2, 6))  # world size, resumed from, last step: 3 and 4 come twice
+ATTEMPTS = ((1, 0, 4), (2, 2, 6))  # world size, resumed from, last step: steps 3 and 4 occur twice
 TOPOLOGY: dict[str, Any] = {
     "strategy": "ddp",
     "backend": "gloo",
@@ -65,12 +65,12 @@ def run_folder(
 
     Args:
         folder: to make.
-        losses: step -> loss of the newest attempt; without one, 1 / step.
-        topology: what topology.json has otherwise.
+        losses: step -> loss in the latest attempt; 1 / step for other steps.
+        topology: values that replace those of topology.json.
         config: content of config.yaml.
         metrics: content of metrics.csv.
-        attempts: world size, steps done before and after of each; earlier ones have a loss of 9
-            where a later one repeats them.
+        attempts: world size, first and last step of each; an earlier attempt has a loss of 9 at
+            steps that a later one repeats.
     """
     folder.mkdir(parents=True)
     lengths = np.ones(SAMPLES, np.int64)
@@ -126,12 +126,12 @@ def _step(step: int, attempt: int, world: int, loss: float, request: PlanRequest
 
 
 def page_of(folder: Path, **options: Any) -> str:
-    """Make the report of a run folder and return it."""
+    """Write the report of a run folder and return it."""
     assert report(folder, **options) == 0
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
 def text_of(page: str) -> str:
-    """What a reader sees, markup and script left out."""
+    """Return the text that a reader sees, without markup and scripts."""
     body = page.partition("<body>")[2].partition("<script>")[0]
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())

@@ -1,6 +1,6 @@
-"""Stands in for `python -m lit_models`: writes its options down, and a file into its folder.
+"""Stand-in for `python -m lit_models`: writes its options into a file, and a file into its folder.
 
-It fails or waits for a signal where it is told to.
+Its options can make it fail or wait for a signal.
 """
 
 import signal

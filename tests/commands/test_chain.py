@@ -1,5 +1,5 @@
-"""`unisono chain` skips what is complete, goes on with what is not, and overwrites nothing; files
-of the user count by their content."""
+"""`unisono chain` skips complete stages, continues incomplete ones, and overwrites nothing; a
+user's files are compared by content."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def stages_of(**options: object) -> dict[str, Any]:
 
 @pytest.fixture
 def chain(own_folder: Path) -> Chain:
-    """Runs the chain of `stages_of` with a stand-in for `unisono`, in a folder of its own."""
+    """Runs the chain of `stages_of` in its own folder, with a stand-in for `unisono`."""
     Path("mine.yaml").write_text("model: 1\n")
 
     def run(
@@ -47,7 +47,7 @@ def chain(own_folder: Path) -> Chain:
 
 
 def called() -> list[str]:
-    """The stages that were run by the last chain."""
+    """Return the stages that the last chain ran."""
     return [line.split()[0] for line in Path("calls.txt").read_text().splitlines()]
 
 
@@ -56,7 +56,7 @@ def test_all_stages_run_once_and_are_skipped_when_complete(chain, capsys):
     assert "--from=out/export" in capsys.readouterr().out
     assert (chain(), called()) == (0, [])
     assert "stage dump is complete: skipped\n" in capsys.readouterr().out
-    assert (chain({"subject": {"devices": 2}}), called()) == (0, [])  # a detail of deployment
+    assert (chain({"subject": {"devices": 2}}), called()) == (0, [])  # deployment only
 
 
 def test_what_was_made_from_something_else_is_never_overwritten(chain):
@@ -103,7 +103,7 @@ def test_a_failed_stage_ends_the_chain_which_then_goes_on_with_it(chain, capsys)
     assert "stage export failed after 0 s with exit status 3; mend" in capsys.readouterr().err
     Path("fail").write_text("dump")
     assert (chain(), called()) == (3, ["export", "dump"])
-    parts = Path("out/dump/.out.txt.parts")  # of a prediction, which goes on with them
+    parts = Path("out/dump/.out.txt.parts")  # of a prediction, which continues with them
     parts.touch()
     Path("fail").unlink()
     assert (chain(), called()) == (0, ["dump", "test"])
@@ -178,7 +178,7 @@ def test_a_warning_that_is_repeated_does_not_end_the_chain_after_its_stage():
         "import os, signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
         "os.kill(os.getppid(), signal.SIGUSR1)"
     )
-    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # a test before may have had it ignored
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # an earlier test may have ignored it
     try:
         assert run_process([sys.executable, "-c", code]) == (0, [signal.SIGUSR1])
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN

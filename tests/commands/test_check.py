@@ -1,4 +1,4 @@
-"""`unisono check`: everything wrong with the data at once, and the exit status to rely on."""
+"""`unisono check`: all faults of the data at once, and a reliable exit status."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ ANY_MODEL = "--model=lightning.pytorch.demos.boring_classes.BoringModel"
 
 
 def check(data: dict) -> int:
-    """Check the data of a config, with options beside its class as the command line has them."""
+    """Check the data of a config, with options after its class as on the command line."""
     spec = {name: data[name] for name in ("class_path", "init_args") if name in data}
     options = {name: value for name, value in data.items() if name not in spec}
     words = {k: v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
@@ -115,14 +115,14 @@ def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys)
     argv.append(f"--data.train_files={text}")
     assert run_command("check", [*argv, "--data.split.by=tail"]) == 0
     shown = capsys.readouterr().out
-    assert "262 tokens" in shown  # both options of the group arrive
+    assert "262 tokens" in shown  # both options of the group take effect
     assert "validation" in shown
     argv = [ANY_MODEL, "--data.class_path=datamodules.InstructionDataModule"]
     argv.append(f"--data.train_files={rows}")
     assert run_command("check", argv) == 1
     shown = capsys.readouterr().out
     assert "1 bad rows (keys 1)" in shown
-    assert f"{rows}:2:" in shown  # however long the path is
+    assert f"{rows}:2:" in shown  # whole, however long it is
     assert max(len(line) for line in shown.splitlines() if str(rows) not in line) <= 80
 
 
@@ -141,7 +141,7 @@ def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "Hen?", "completion": " Mat."}\n' * 40)
     argv = ["--config", "causal_lm/instruct.yaml", f"--model.pretrained={folder}"]
     argv.append(f"--data.train_files={tmp_path / 'mine.jsonl'}")
-    # A chat template after it joins the model's tokenizer; nothing of the config's is left.
+    # A chat template after it joins the model's tokenizer; the config's one is dropped.
     alone = ["--data.tokenizer=null", "--data.tokenizer.chat_template=plain"]
     assert run_command("check", [*argv, *alone]) == 0
     assert "261 tokens" in capsys.readouterr().out

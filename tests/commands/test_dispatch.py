@@ -1,4 +1,4 @@
-"""Commands are found by their file and become command lines by their types."""
+"""Commands: found by file name, with options made from the types of their arguments."""
 
 import os
 import runpy
@@ -20,7 +20,7 @@ Unisono = Callable[..., tuple[int, str]]
 def test_each_command_has_help_and_a_summary(done, name):
     _, summary = COMMANDS[name]
     assert summary[:1].islower()
-    assert 20 < len(summary) <= 68  # a line of `unisono --help` in 80 columns
+    assert 20 < len(summary) <= 68  # fits one line of `unisono --help` in 80 columns
     assert f"unisono {name}" in done(name, "--help")
 
 

@@ -1,4 +1,4 @@
-"""Faults planted one by one, and around one process: the doctor names each, with its way out."""
+"""`unisono doctor`: each planted fault, and faults around one process, are named with a way out."""
 
 import ctypes
 import os
@@ -34,13 +34,13 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_R
 
 
 def errors(findings):
-    """Check -> what and todo of the errors among findings, or their printed lines."""
+    """Return check -> what and todo of each error among the findings, or of their printed lines."""
     plain = [f if isinstance(f, dict) else vars(f) for f in findings]
     return {f["check"]: f"{f['what']} {f['todo']}" for f in plain if f["level"] == "error"}
 
 
 def test_a_clean_machine_has_no_error_and_is_left_as_it_was(tmp_path):
-    for _ in range(2):  # what is imported at the first time sets variables of torch's own
+    for _ in range(2):  # the first import sets environment variables of torch
         before = dict(os.environ)
         found = [*check_packages(), *check_machine(tmp_path), *check_gpus(), *check_launcher({})]
     assert errors(found) == {}
@@ -94,7 +94,7 @@ def test_it_counts_in_words_and_no_line_is_wider_than_the_screen(capsys, monkeyp
 
 
 def doctor(environ, *options):
-    """Run it in this process, where the environment is that of a rank."""
+    """Run the doctor in this process, with a rank's environment."""
     os.environ.update(environ)
     return unisono_here("doctor", *options)
 
@@ -103,7 +103,7 @@ def doctor(environ, *options):
 def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
     output = in_world(2, doctor, {}, "--collectives", f"--folder={tmp_path}")
     found = {f["check"]: f for f in findings(output)}
-    assert len(found) == len(findings(output))  # one rank speaks
+    assert len(found) == len(findings(output))  # only one rank reports
     assert not errors(found.values())
     assert "the known sum of 64 MiB" in found["all-reduce"]["what"]
     assert found["group"]["what"].startswith("2 ranks by gloo")
@@ -151,7 +151,7 @@ def test_a_missing_rank_is_an_error_of_all_others(tmp_path):
 
 
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS of unshare(2)
-# In a namespace of their own: the machine keeps its /dev/shm.
+# In a mount namespace of its own, so that the machine keeps its /dev/shm.
 MOUNTS = """
 mount --make-rprivate /
 mount --bind {folder} /mnt
@@ -163,7 +163,7 @@ mount -t tmpfs -o ro tmpfs /mnt/runs
 
 def doctor_of_a_faulty_machine(folder):
     assert ctypes.CDLL(None).unshare(NEW_MOUNTS) == 0
-    mounts = MOUNTS.format(folder=shlex.quote(str(folder)))  # which may lie in /dev/shm
+    mounts = MOUNTS.format(folder=shlex.quote(str(folder)))  # the folder may be in /dev/shm
     subprocess.run(["sh", "-ec", mounts], check=True)
     sys.path.insert(0, "/mnt/site")
     return doctor({}, "--folder=/mnt/runs")

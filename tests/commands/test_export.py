@@ -1,4 +1,4 @@
-"""`unisono export`: a plain folder whose module computes what the checkpoint's does, bit by bit."""
+"""`unisono export`: a plain folder whose module computes the same bits as the checkpoint's."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def test_an_exported_coder_codes_as_its_checkpoint_does_and_says_what_made_it(
     output = done("export", str(checkpoint), f"--to={tmp_path / 'coder'}")
     assert "LitOccupationCoder, last weights of step 2" in output
     loaded = LitOccupationCoder.load_from_checkpoint(checkpoint).eval()
-    checkpoint.unlink()  # the folder runs alone
+    checkpoint.unlink()  # the folder needs no checkpoint
     exported = LitOccupationCoder.from_exported(tmp_path / "coder")
     assert not exported.training
     assert exported.recipe == loaded.recipe
@@ -74,7 +74,7 @@ def test_a_toy_of_a_script_gives_the_same_outputs_from_files_like_any(toy_checkp
         export(toy_checkpoint, to=tmp_path / "toy")
     export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
     (tmp_path / "any").touch()
-    names = ("any", "toy/model.safetensors", "toy/config.json")  # as readable as any
+    names = ("any", "toy/model.safetensors", "toy/config.json")  # readable as other files are
     assert len({(tmp_path / name).stat().st_mode for name in names}) == 1
     exported = LitToy.from_exported(tmp_path / "toy")
     loaded = LitToy.load_from_checkpoint(toy_checkpoint).eval()
@@ -126,7 +126,7 @@ def test_tied_and_strided_tensors_come_back(tmp_path):
 def test_a_folder_that_holds_anything_is_never_replaced(toy_checkpoint, tmp_path):
     target = tmp_path / "toy"
     target.mkdir()
-    export(toy_checkpoint, to=target, class_path=TOY)  # an empty folder may be there
+    export(toy_checkpoint, to=target, class_path=TOY)  # an empty folder may exist
     before = (target / "config.json").read_bytes()
     for taken in (target, target / "config.json"):
         with pytest.raises(ValueError, match=r"is never replaced; name a folder that is new or"):
@@ -200,7 +200,7 @@ def test_wrong_checkpoints_are_one_screen(toy_checkpoint, own_folder, done):
         output = done("export", *arguments, status=1)
         assert message in " ".join(output.split())
         assert len(output.splitlines()) < 24
-    done("export", "cut.ckpt", status=2)  # no --to
+    done("export", "cut.ckpt", status=2)  # --to is missing
     assert sorted(p.name for p in own_folder.iterdir()) == ["cut.ckpt"]
 
 

@@ -1,4 +1,4 @@
-"""`unisono plan`: steps, rates and memory by hand, and nothing that is left behind."""
+"""`unisono plan`: steps, rates and memory by hand, and no file left behind."""
 
 import shlex
 from typing import Any
@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 def rows_of(*options: str, devices: tuple[int, ...] = (1, 2, 4, 8)) -> dict[str, list[Any]]:
-    """Return label -> a value for each number of devices."""
+    """Return label -> its value for each number of devices."""
     columns = forecast_of([*RUN, *options], list(devices)).columns
     return {name: [column[name] for column in columns] for name in columns[0]}
 
@@ -55,7 +55,7 @@ def test_limits_of_the_trainer_count(options, label, value):
 
 def test_memory_of_the_state_by_hand():
     rows = rows_of(devices=(1, 2))
-    state = 13 * 16  # of the toy's weights, in float32
+    state = 13 * 16  # the toy's weights in float32
     assert rows["GiB, ddp"] == pytest.approx([state / GIB] * 2)
     assert rows["GiB, fsdp"] == pytest.approx([state / GIB, state / 2 / GIB])
     rows = rows_of("--trainer.precision=bf16-true", devices=(1,))
@@ -63,7 +63,7 @@ def test_memory_of_the_state_by_hand():
 
 
 def test_a_plan_parses_as_the_training_does(done, toy_config):
-    """A class and then its options, of a class that a file names."""
+    """A class and then its options, for a class that a file names."""
     sgd = ("--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1")
     output = done("plan", "--config", "toy.yaml", *sgd, "--devices=1")
     assert "learning rate │ 0.1" in " ".join(output.split())

@@ -1,4 +1,4 @@
-"""`unisono replay`: the step as it was, and what in it was not finite."""
+"""`unisono replay`: repeats a step exactly, and finds values in it that are not finite."""
 
 import json
 import math
@@ -44,12 +44,12 @@ def run(trained: Path, own_folder: Path) -> Path:
 
 @pytest.fixture
 def replayed(unisono: Unisono) -> Callable[..., tuple[dict, str]]:
-    """Runs the command; returns what it writes as JSON, and what it prints."""
+    """Runs the command; returns its JSON file, and its output."""
 
     def act(run: Path, step: int, *options: str, status: int = 0) -> tuple[dict, str]:
         file = run.parent / "new" / "replay.json"
         arguments = ["replay", str(run), f"--step={step}", f"--json={file}", *options]
-        arguments += ["--trust_checkpoint"]  # the toy is a class of the tests
+        arguments += ["--trust_checkpoint"]  # the toy's class is in the tests
         got, output = unisono(*arguments)
         assert got == status, output
         assert max(len(line) for line in output.splitlines() if str(run.parent) not in line) <= 80
@@ -141,7 +141,7 @@ def test_a_nan_in_one_samples_data_is_found_and_named(tmp_path, replayed):
     assert content["faults"] == {"values of the batch": [20], "gradient of model.0": []}
     assert math.isnan(content["loss"])
     assert "not finite values of the batch; sample 20" in " ".join(output.split())
-    assert "left out" in output  # the final weights know nothing of it
+    assert "left out" in output  # the final weights cannot show it
 
 
 def test_a_nan_weight_is_found_in_all_samples(run, replayed):
@@ -239,12 +239,12 @@ def test_a_checkpoint_of_discarded_steps_is_no_start(own_folder, replayed):
     shutil.copy(run / "checkpoints" / "last.ckpt", other)
     shutil.rmtree(run / "checkpoints")
     fit(own_folder, "--trainer.max_steps=6", "--ckpt_path=auto", "--model.optimizer.lr=1.0")
-    shutil.copy(other, run / "checkpoints" / "other.ckpt")  # of step 5, at the old rate
+    shutil.copy(other, run / "checkpoints" / "other.ckpt")  # after step 5, at the old rate
     assert replayed(run, 6)[0]["checkpoint_step"] == 0
 
 
 class Halves(torch.nn.Module):
-    """1 / x, then a mask of -inf, then a softmax: a sample of 0 makes the first module's inf."""
+    """1 / x, then a mask of -inf, then a softmax: for a sample of 0 the first module yields inf."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`unisono report`: what its pages say of folders whose every value is known."""
+"""`unisono report`: its pages for run folders of known values."""
 
 import json
 import math
@@ -23,7 +23,7 @@ OTHER = (
 
 
 def charts_of(page: str) -> dict[str, dict[str, Any]]:
-    """What the page draws, by title."""
+    """Return title -> chart of a page."""
     found = [json.loads(unescape(text)) for text in re.findall(r'data-chart="([^"]*)"', page)]
     return {one["title"]: one for one in found}
 
@@ -47,7 +47,7 @@ def test_the_page_says_how_the_run_went(tmp_path):
     assert "unisono fit --config a.yaml" in words
     starts = "1 broke off 2026-11-21 23:59:58 1 0 4 0:00:02 2 finished 2026-11-22 08:00:00 2 2"
     assert starts in words
-    # Steps that were repeated are drawn once, without the 9 of the lost ones.
+    # Repeated steps are drawn once, without the lost attempts' losses of 9.
     [train, validation] = charts_of(page)["Loss"]["series"]
     assert train["steps"] == [1, 2, 3, 4, 5, 6]
     assert train["values"] == [pytest.approx(1 / step) for step in range(1, 7)]
@@ -66,7 +66,7 @@ def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
     words = "test result baseline f1 0.4375 0.75 loss 0.5 f1_new – errors-test.csv : the samp"
     assert words in first
     assert '<a href="errors-test.csv">' in page_of(folder)
-    assert "test/f1_new – test/loss" in text_of(page_of(folder))  # among all metrics, too
+    assert "test/f1_new – test/loss" in text_of(page_of(folder))  # the order of all metrics as well
     systems = {"ranker": {"ndcg@10": 0.625}, "first": {"ndcg@10": 0.5}, "bm25": {"ndcg@10": 0.25}}
     (folder / "ranking-test.json").write_text(json.dumps({"systems": systems}))
     assert "Test ndcg@10 0.625 baseline 0.25" in text_of(page_of(folder))
@@ -88,7 +88,7 @@ def test_what_a_config_a_metric_or_a_name_holds_is_never_markup(tmp_path):
     ]
     reports.report(*folders, to=tmp_path / "both.html")
     for page in (page_of(folders[0]), (tmp_path / "both.html").read_text()):
-        assert page.count("<script>") == page.count("</script>") == 2  # the page's own
+        assert page.count("<script>") == page.count("</script>") == 2  # only the page's own scripts
         assert "alert(1)&lt;/script&gt;" in page
         assert "<b>" not in page.partition("<h1>")[2].partition("</h1>")[0]
         assert any("<script>'\"" in title for title in charts_of(page))
@@ -150,7 +150,7 @@ def test_a_broken_proof_is_seen(tmp_path):
     ledger.write_text(re.sub(r'"samples": 8', '"samples": 7', ledger.read_text(), count=1))
     words = text_of(page_of(folder))
     assert "The proof fails." in words
-    assert "2 faults of unisono verify" in words  # the digest, and the line was edited
+    assert "2 faults of unisono verify" in words  # the digest, and the edited line
 
 
 def test_torn_files_and_missing_ones_are_named(tmp_path):
@@ -245,7 +245,7 @@ def test_the_largest_gap_of_the_losses_is_shown_under_one_plan_only(tmp_path):
     folders = run_folder(tmp_path / "a"), run_folder(tmp_path / "b", losses={4: 0.2})
     first, second = (reports.read_run(folder, 0.0) for folder in folders)
     assert reports.loss_gap(first, second) == (pytest.approx(0.2), 6)  # 0.25 and 0.2
-    second.plan["request"]["seed"] = 2  # the samples are the same, their order is not
+    second.plan["request"]["seed"] = 2  # the same samples in another order
     assert reports.loss_gap(first, second) is None
     (folders[1] / "plan.json").write_text(json.dumps(second.plan))
     assert "They differ in plan." in compared(*folders)

@@ -18,7 +18,7 @@ from tests.commands.run_folders import run_folder
 
 pytestmark = pytest.mark.slow
 WIDTHS = (400, 1280)
-CONTRAST, SMALLEST = 4.5, 11.0  # of text: WCAG 2, level AA; pixels
+CONTRAST, SMALLEST = 4.5, 11.0  # WCAG 2, level AA, for text; pixels
 LONG = tuple((1, 300 * n, 300 * (n + 1)) for n in range(3))
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = shlex.split("""
@@ -26,7 +26,7 @@ FLAGS = shlex.split("""
 --disable-extensions --enable-logging=stderr --virtual-time-budget=5000
 """)
 DARK = "--blink-settings=preferredColorScheme=0"
-# Looks at the page inside each frame: the browser's own window is never as narrow as a telephone.
+# Looks at the page inside frames, since a browser's window cannot be as narrow as a telephone.
 LOOK = """
 const parse = text => text.match(/[\\d.]+/g).map(Number);
 const light = rgb => { const [r, g, b] = rgb.slice(0, 3).map(v => (v /= 255) <= 0.04045
@@ -67,17 +67,17 @@ function look(frame) {
 def look_at(
     browser: str, page: str, folder: Path, widths: tuple[int, ...], is_dark: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what a browser sees of a page at each width, and what it wrote to its console.
+    """Return how a browser renders a page at each width, and its console messages.
 
     Args:
         browser: its program.
         page: HTML.
-        folder: where to put what the browser needs.
+        folder: for the browser's files.
         widths: in pixels.
         is_dark: whether the reader prefers dark.
 
     Raises:
-        RuntimeError: the browser gives no answer.
+        RuntimeError: the browser does not answer.
     """
     folder.mkdir(parents=True, exist_ok=True)
     frames = "".join(
@@ -119,7 +119,7 @@ def chromium() -> str:
 
 
 def pages(folder: Path) -> dict[str, str]:
-    """A run with all that is wide or odd, and two runs side by side."""
+    """Pages of a run with everything wide or unusual, and of two runs side by side."""
     losses = {step: 1 / step + step % 7 / 50 for step in range(1, 901)} | {450: math.nan}
     warning = f"a path: /{'very-long-folder/' * 12}x.csv"
     first = run_folder(folder / "one", losses, {"warnings": [warning]}, attempts=LONG)

@@ -1,4 +1,4 @@
-"""What a chain's YAML says: command lines by hand, and each wrong one named."""
+"""Stages in a chain's YAML: their command lines by hand, and an error for each wrong stage."""
 
 import shlex
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_changes_win_and_leave_the_rest():
     assert stage.options["data.layers"] == [3]
     assert stage.options["model.subject"] == "{export}"
     assert stage.arguments(Path("r"), 1)[-1] == "--x.y=true"
-    assert read_stages(CHAIN, {"dump": {"config": 5}})[2].config == ("5",)  # then not found
+    assert read_stages(CHAIN, {"dump": {"config": 5}})[2].config == ("5",)  # no such path
 
 
 def fit(**values: object) -> dict[str, Any]:

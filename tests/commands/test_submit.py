@@ -1,5 +1,5 @@
-"""`unisono submit` writes scripts that say what was asked for, and refuses what would not run; the
-stages of a chain become jobs, each after the one before it."""
+"""`unisono submit` writes scripts as requested and refuses jobs that could not run; stages of a
+chain become jobs, each after the one before it."""
 
 import os
 import re
@@ -65,7 +65,7 @@ SCANCEL = '#!/bin/bash\necho "$@" > cancelled\n'
 
 @pytest.fixture(name="submit")
 def submit_call(done: Done, toy_config: Path) -> Done:
-    """Calls `unisono submit --dry-run` in a folder with a toy config; one line of output."""
+    """Calls `unisono submit --dry-run` in a folder with a toy config; returns one line."""
 
     def call(*options: str, status: int = 0) -> str:
         output = done("submit", "--config=toy.yaml", "--dry-run", *options, status=status)
@@ -80,7 +80,7 @@ def directives(script: Path) -> list[str]:
 
 
 def commands(script: Path) -> str:
-    """The script without its comments, as bash would read it; it is checked for its syntax."""
+    """Return the script as bash reads it, without comments, after checking its syntax."""
     assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
     lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     return "\n".join(lines).replace(" \\\n ", "")
@@ -138,7 +138,7 @@ def test_the_options_of_a_run_are_handed_on(submit) -> None:
     Path("a b.yaml").write_text("trainer: {max_epochs: 2, accelerator: cpu}\n")
     typed = ["--config", "a b.yaml", "--seed_everything", "4", "--ckpt_path", "auto"]
     root = "--trainer.default_root_dir=runs/toy_12"
-    assert submit(*typed, root) == submit(*typed, root)  # the same scripts are no others
+    assert submit(*typed, root) == submit(*typed, root)  # submitted again, the scripts are the same
     assert [p.name for p in Path("jobs").iterdir()] == ["toy_12"]
     text = commands(Path("jobs/toy_12/job.sh"))
     assert " '--config=a b.yaml' --seed_everything=4 --ckpt_path=auto" in text
@@ -151,7 +151,7 @@ def test_the_options_of_a_run_are_handed_on(submit) -> None:
 def test_other_scripts_are_never_overwritten(submit) -> None:
     submit()
     before = JOB.read_text()
-    JOB.with_name(".job.sh.swp").write_bytes(b"\xff")  # of an editor
+    JOB.with_name(".job.sh.swp").write_bytes(b"\xff")  # an editor's swap file
     assert "wrote jobs/toy/job.sh" in submit()
     for _ in range(2):
         assert "wrote jobs/toy-2/job.sh" in submit("--time-limit=1:00:00")
@@ -210,7 +210,7 @@ def test_times_are_read_as_sbatch_reads_them() -> None:
 
 @pytest.fixture(name="chain")
 def chain_call(done: Done, toy_config: Path, monkeypatch: pytest.MonkeyPatch) -> Done:
-    """Calls `unisono submit` for the chain, where a stand-in for sbatch takes three jobs."""
+    """Calls `unisono submit` for the chain, with a stand-in for sbatch that accepts three jobs."""
     Path("mine").mkdir()
     Path("mine/chain.yaml").write_text(CHAIN)
     Path("most.txt").write_text("3")
@@ -278,7 +278,7 @@ def test_a_stage_that_is_complete_gets_no_job(chain) -> None:
     ],
 )
 def test_the_accelerator_of_a_stage_is_that_of_its_job_unless_it_says_it(chain, options, second):
-    Path("silent.yaml").write_text("data: {class_path: tests.toy.ToyData}")  # nor does it a model
+    Path("silent.yaml").write_text("data: {class_path: tests.toy.ToyData}")  # nor a model
     chain("--dry-run", "--change.second.config=silent.yaml", *options)
     assert commands(Path("jobs/mine/3-second.sh")).count("accelerator") == 1
     assert f"--change.second.options.trainer.{second} " in commands(Path("jobs/mine/3-second.sh"))

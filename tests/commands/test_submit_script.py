@@ -19,7 +19,7 @@ for i in $(seq $TENTHS); do sleep 0.1; done
 exit $STATUS
 """
 DEAF = (
-    "#!/bin/bash\necho started >> srun.txt\n/bin/sleep 5 & child=$!\n"  # not the stand-in below
+    "#!/bin/bash\necho started >> srun.txt\n/bin/sleep 5 & child=$!\n"  # the real sleep
     "trap 'kill $child' EXIT\nwait\n"
 )
 LOSES = """#!/bin/bash
@@ -27,7 +27,7 @@ trap 'echo lost >> srun.txt; trap "echo heard >> srun.txt; exit 75" USR1' USR1
 echo started >> srun.txt; for i in $(seq 100); do /bin/sleep 0.1; done
 """
 SQUEUE = '#!/bin/bash\necho squeue "$@" >> asked.txt\nexec cat state.txt\n'
-SLEEP = '#!/bin/bash\n[ "$1" = 5 ] || exec /bin/sleep "$1"\n'  # not between two questions
+SLEEP = '#!/bin/bash\n[ "$1" = 5 ] || exec /bin/sleep "$1"\n'  # no wait between two checks
 SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\necho "$SHOWN"\nexit $REFUSES\n'
 PYTHON = '#!/bin/bash\necho "$@" > python.txt\nexit $NO_UNISONO\n'
 SHOW = "scontrol show job 7"
@@ -35,7 +35,7 @@ REQUEUED = ["squeue --noheader --jobs=7 --format=%T", "scontrol requeue 7"]
 
 
 class Node:
-    """A folder with a job's script and the stand-ins beside it."""
+    """A folder with a job's script and the stand-ins."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Node:
     def signalled(
         self, *signals: signal.Signals, after: str = "srun.txt", **environ: object
     ) -> int:
-        """Send signals as soon as a file is there; return the exit status."""
+        """Send signals once a file exists; return the exit status."""
         job = self.start(**environ)
         end = time.monotonic() + 120
         while not (self.folder / after).exists():
@@ -123,8 +123,8 @@ def test_a_run_that_has_stopped_is_requeued_and_no_other(node, environ, status, 
     ("environ", "status", "asked"),
     [
         ({"TENTHS": 100, "HEARD": 75}, 0, REQUEUED),
-        ({"TENTHS": 4}, 0, []),  # it ends well all the same
-        ({"TENTHS": 100, "HEARD": 1}, 1, []),  # a failure is one
+        ({"TENTHS": 4}, 0, []),  # it still succeeds
+        ({"TENTHS": 100, "HEARD": 1}, 1, []),  # a failure is reported
     ],
 )
 def test_the_warning_is_passed_on_and_the_run_is_waited_for(node, environ, status, asked):

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval on a checkpoint: figures of lm-eval itself, on one process and two."""
+"""Tasks of lm-eval on a checkpoint: the figures of lm-eval itself, on one process and on two."""
 
 import json
 import math
@@ -76,7 +76,7 @@ json.dump(kept, open("theirs.json", "w"), default=str)
 def test_a_continuation_is_greedy_where_each_token_is_the_most_probable() -> None:
     network = own_llama()
     ids = [40, 41, 42]
-    for _ in range(3):  # what temperature 0 writes
+    for _ in range(3):  # the greedy text of temperature 0
         row = torch.tensor([ids])
         hidden = network(row, torch.arange(len(ids))[None], torch.zeros_like(row))
         ids.append(int(network.head(hidden)[0, -1].argmax()))
@@ -97,7 +97,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Tasks with their data, and a run whose checkpoint knows TEXT a little."""
+    """Tasks with their data, and a run whose checkpoint has learnt TEXT a little."""
     pytest.importorskip("lm_eval", reason="extra: eval")
     folder = tmp_path_factory.mktemp("evaluate")
     (folder / "tasks").mkdir()
@@ -146,7 +146,7 @@ def test_figures_are_those_of_lm_eval_on_the_export_and_of_two_processes(
                 assert said == (
                     pytest.approx(expected, rel=1e-6) if task != "tiny_write" else expected
                 )
-    # By hand: bits per byte from the two log-likelihoods, and the likeliest choice of each.
+    # By hand: bits per byte of the two log-likelihoods, and the likeliest choice of each.
     nats = sum(sample["resps"][0][0] for sample in own["samples"]["tiny_prose"])
     num_bytes = sum(len(row["text"]) for row in PROSE)
     bits = own["results"]["tiny_prose"]["bits_per_byte,none"]
@@ -187,7 +187,7 @@ def test_chats_are_written_as_transformers_writes_them(folder, tmp_path, is_aske
     options = {"add_generation_prompt": is_asked, "continue_final_message": not is_asked}
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert written == theirs.apply_chat_template(chat, tokenize=False, **options)
-    # Alone, a text gets what the tokenizer begins one with; not twice, and no continuation.
+    # A text alone gets the tokenizer's begin token, once; a continuation gets none.
     assert model.tok_encode(written) == theirs(written).input_ids
     assert model.tok_encode(begin + written) == theirs(written).input_ids
     assert model.tok_encode(written, add_special_tokens=False) == own.encode(written).tolist()
@@ -204,8 +204,8 @@ def test_an_evaluation_goes_on_from_an_export_with_examples_before_the_question(
     first = evaluated(folder, monkeypatch, "again", *options, checkpoint="exported")
     answers = sorted((folder / "again").glob("answers-*.npz"))
     assert len(answers) == 2
-    (folder / "again" / "results.json").unlink()  # as if it had been killed before the end
-    (folder / "exported").touch()  # the same weights, of another time
+    (folder / "again" / "results.json").unlink()  # as after a kill before the end
+    (folder / "exported").touch()  # the same weights, a later time
     second = evaluated(folder, monkeypatch, "again", *options, checkpoint="exported")
     assert sorted((folder / "again").glob("answers-*.npz")) == answers
     assert second["results"] == first["results"]

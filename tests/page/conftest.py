@@ -1,4 +1,4 @@
-"""A visitor of the page of `unisono show`, simulated: the server's own code without a browser."""
+"""A simulated visitor of the page of `unisono show`: the server's own code without a browser."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ Visit = Callable[[User], Awaitable[None]]
 
 @pytest.fixture
 def visited() -> Callable[..., None]:
-    """Lets a visitor, NiceGUI's `User`, walk through the page on a place."""
+    """Lets a visitor, NiceGUI's `User`, open the page of a folder."""
 
     def walk_through(place: Path, visit: Visit, *also: Path) -> None:
         shelf = Shelf(place, also)
@@ -27,7 +27,7 @@ def visited() -> Callable[..., None]:
             async with user_simulation(lambda: page(shelf)) as user:
                 try:
                     await visit(user)
-                finally:  # a loop that is cancelled as it wakes would go on for ever
+                finally:  # a loop that is cancelled while it wakes up would run for ever
                     for client in list(Client.instances.values()):
                         client.delete()
 
@@ -37,7 +37,7 @@ def visited() -> Callable[..., None]:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait until the page has done what was asked of it."""
+    """Wait until the page has finished what was requested."""
     for _ in range(600):
         if is_so():
             return

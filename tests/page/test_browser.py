@@ -22,9 +22,9 @@ VIEWS = ("/", "/run?name=occupation_coder-debug&beside=causal_lm-debug", "/code"
 VIEWS += ("/language", "/lens", "/pages", "/translate", "/errors?name=occupation_coder-debug")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync")
-MOST_S = 60.0  # until the page answers, beside other work
-SETTLED_S = 10.0  # until everything is drawn and named, and no colour changes any more
-CONTRAST = 4.5  # of text: WCAG 2, level AA
+MOST_S = 60.0  # for the page to answer while other tests run
+SETTLED_S = 10.0  # for everything to be drawn and labelled, and colours to settle
+CONTRAST = 4.5  # WCAG 2, level AA, for text
 LOOK = """() => {
   const parse = text => text.match(/[\\d.]+/g).map(Number);
   const light = rgb => { const [r, g, b] = rgb.slice(0, 3).map(v => (v /= 255) <= 0.04045
@@ -53,11 +53,11 @@ LOOK = """() => {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Address of a page on a short run of each family, and the folder of the runs."""
+    """Address of a page with a short run of each family, and the folder of the runs."""
     if not any(map(shutil.which, NAMES)):
         pytest.skip("Chromium is not installed")
     folder = tmp_path_factory.mktemp("page")
-    # NiceGUI serves another page where it believes to be in a test.
+    # NiceGUI serves another page if it detects a test.
     outside = {name: text for name, text in os.environ.items() if "PYTEST" not in name}
     environment = {**outside, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "lit_models"]
@@ -90,8 +90,7 @@ def is_there(address: str) -> bool:
 
 @pytest.fixture
 def tab(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A tab of a browser; what it writes to its console, fetches from elsewhere or is asked in a
-    dialog fails the test."""
+    """A browser tab; the test fails on console messages, fetches from other hosts and dialogs."""
     sync_api = pytest.importorskip("playwright.sync_api")
     faults: list[str] = []
     with sync_api.sync_playwright() as playwright:

@@ -1,4 +1,4 @@
-"""The views of an occupation coder: codes of titles and tables, corrections, errors of a test."""
+"""Views of an occupation coder: codes of titles and tables, corrections, errors of a test."""
 
 import asyncio
 import gzip
@@ -19,14 +19,14 @@ from lit_models.page.shelf import Shelf
 from tests.page.conftest import until
 from tests.wrong_inputs import CODES
 
-LONG = 600  # looks at the page, of a tenth of a second each
+LONG = 600  # polls of the page, a tenth of a second each
 HOSTILE = "<script>alert('1')</script>"
 TABLE = f'id;job;lang\n1;smith a;en\n2;wéaver é;sv\n3;;en\n4;"{HOSTILE}; x";xq\n5;smith a;en\n'
 
 
 @pytest.fixture
 def run(folder_with_run, own_folder, own_cache) -> Path:
-    """A copy of a trained run; its table lies in the working folder."""
+    """A copy of a trained run, with its table in the working folder."""
     shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
     return own_folder / "runs" / "mine"
 
@@ -89,14 +89,14 @@ def test_the_coded_table_is_that_of_predict_byte_by_byte(run, visited, unisono):
         assert elements(user, ui.select, "titles")[0].value == "job"
         elements(user, ui.select, "languages")[0].set_value("lang")
         user.find("code the table").click()
-        await user.should_see("no known code", retries=LONG)  # a note on a row
+        await user.should_see("no known code", retries=LONG)  # a message about a row
         coded = next(run.glob("*/*/*coded*"))
         assert coded.read_bytes() == Path("out.tsv.gz").read_bytes()
         assert [path.name for path in coded.parent.iterdir()] == ["a '<b>[1].coded.tsv.gz"]
 
     visited(run, visit, Path("train.csv"), Path("walk.csv"))
     assert b"hisclass_1" in gzip.decompress(Path("out.tsv.gz").read_bytes())
-    assert len([*Path("cache", "predict").iterdir()]) == 1  # of the command alone
+    assert len([*Path("cache", "predict").iterdir()]) == 1  # only the command's
     assert not list(run.glob("*/*/*coded*"))
 
 

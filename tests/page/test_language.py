@@ -1,4 +1,4 @@
-"""The views of models that write and of a lens: they show what the module says, as it says it."""
+"""Views of models that write and of a lens: they show the module's results unchanged."""
 
 import asyncio
 import shutil
@@ -23,7 +23,7 @@ OPTIONS = {"temperature": 0.8, "top_p": 1.0, "max_new_tokens": 12, "seed": 5}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> tuple[Path, LitCausalLM]:
-    """Two runs of the same weights, whose tokenizer has a chat template; and the module."""
+    """Two runs with the same weights, whose tokenizer has a chat template; and the module."""
     folder = tmp_path_factory.mktemp("texts")
     (folder / "text.txt").write_text(TEXT)
     options = ("data.train_files=text.txt", "data.split.by=tail", "data.tokenizer.kind=characters")
@@ -43,7 +43,7 @@ def test_models_write_chat_and_rate_side_by_side_and_fail_in_a_sentence(made, vi
             user.find(ui.textarea).elements.pop().set_value(text)
             user.find(kind=ui.button, content=button).click()
             for _ in range(600):
-                await asyncio.sleep(0.1)  # the button is free after the last look
+                await asyncio.sleep(0.1)  # the button is enabled after the last poll
                 tokens = [e for e in user.find(TextElement).elements if e.tag == "mark"]
                 texts = "".join(token.text for token in sorted(tokens, key=lambda token: token.id))
                 shown = texts.split("".join(name for name, _ in LEGEND))[-2:]  # of both models
@@ -105,7 +105,7 @@ def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, vis
         user.find(ui.textarea).elements.pop().set_value("and the at a")
         user.find(kind=ui.button, content="tokens").click()
         await user.should_see(ui.toggle, retries=600)
-        user.find(ui.number).elements.pop().set_value(0)  # samples that are no draws
+        user.find(ui.number).elements.pop().set_value(0)  # samples without random draws
         user.find(ui.toggle).elements.pop().set_value(2)
         await user.should_see("shuffled words", retries=600)
         found = sorted(user.find(TextElement).elements, key=lambda element: element.id)
@@ -114,7 +114,7 @@ def test_a_token_says_what_the_lens_says_and_no_other_file_is_read(tmp_path, vis
         assert terms[4:] == [name.replace("_", " ") for name in CONTROLS]
         assert len(set(values[:4])) == 1
         assert values[0].startswith(f"{module.explain(['and the at'])[0]} (FVE ")
-        assert values[-1] == "0.000"  # of the mean
+        assert values[-1] == "0.000"  # the mean's
 
     async def visit_alone(user):
         await user.open("/lens")

@@ -1,4 +1,4 @@
-"""The views of runs, the table, one run, several over each other; the door of the page."""
+"""Views of runs: the table, one run, several over each other; access to the page."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ ASKED = [
 
 
 def runs_of(folder: Path) -> Path:
-    """Makes two runs, of which one has a name that is markup and another rate."""
+    """Makes two runs, one with markup as its name and another rate."""
     run_folder(folder / "a")
     run_folder(folder / HOSTILE, config=CONFIG.replace("0.003", "0.01"))
     return folder
@@ -55,7 +55,7 @@ def test_a_run_shows_its_proof_when_asked_and_what_differs_from_another(tmp_path
         await user.open(f"/run?{urlencode({'name': 'a', 'beside': HOSTILE})}")
         await user.should_see(f"What differs from {HOSTILE}")
         (table,) = user.find(ui.table).elements
-        assert table.props["aria-label"] == f"differences from {HOSTILE}"  # and no onclick
+        assert table.props["aria-label"] == f"differences from {HOSTILE}"  # no onclick
         await user.should_see("Training loss")
         user.find("verify each step").click()
         await user.should_see("6 of 6 steps verified.")
@@ -98,7 +98,7 @@ def test_the_token_opens_the_page_and_nothing_like_it_does(cookie):
     answer = door("secret").get("/", headers=headers)
     assert answer.status_code == (200 if cookie == b"secret" else 401)
     answer = door("secret").get(f"{HERE}//evil.example?token=secret")
-    assert answer.headers["location"] == "/evil.example"  # of this page, not of another
+    assert answer.headers["location"] == "/evil.example"  # this page's address, not another host's
 
 
 @pytest.mark.parametrize("named", ["{}", "{}/*.jsonl", "~/plan.json", "outside", "runs/link.csv"])

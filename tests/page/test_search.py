@@ -1,5 +1,5 @@
-"""The views of search, four ways side by side on a folder of pages and one document of it, and of
-pages, of a scorer; what writers call one is seen in a real browser."""
+"""Views of search (four ways side by side, on a folder of pages and for one of its documents), of
+pages and of a scorer; the writer's is seen in a real browser."""
 
 from contextlib import chdir
 from pathlib import Path
@@ -15,12 +15,12 @@ GOODS = ("salt", "bread", "wool", "iron", "ship", "hay", "ale", "clay", "oak", "
 PAGE = "<title>&lt;i&gt;All of {0}</title><h3>On {0}</h3><p>Here is {0} with {1}.<img src=a></p>"
 SHORT = ["--trainer.max_steps=2", "--data.collection.split.validation_share=0.3"]
 HEADS = "{num_parameters: {kind: ordinal}, has_default: {kind: binary}}"
-MANY = {"retries": 100}  # looks, one each tenth of a second
+MANY = {"retries": 100}  # polls, one each tenth of a second
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with pages, queries of them, and runs of a retriever and a ranker on them."""
+    """A folder with pages, queries for them, and runs of a retriever and a ranker."""
     folder = tmp_path_factory.mktemp("search")
     (folder / "pages").mkdir()
     for before, name in zip(("corn", *GOODS), GOODS, strict=False):

@@ -1,4 +1,4 @@
-"""Files of every kind are read alike, plain and packed, and each fault has its place."""
+"""Files of every kind, plain and packed: read alike, and each fault named with its place."""
 
 import gzip
 import io

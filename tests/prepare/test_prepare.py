@@ -1,4 +1,4 @@
-"""Texts become shards of tokens; what is dropped is in the audit, and nothing is lost."""
+"""Texts become shards of tokens; the audit lists every dropped document, and nothing is lost."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ from lit_models.errors import UsageError
 from lit_models.prepare.command import RECIPE, Preparation, prepare
 
 LETTERS = "abcdefghijklmnop"
-# No two of them share three words in a row.
+# No two of these share three words in a row.
 HENS = [
     " ".join(f"the {a}{b}{LETTERS[(3 * i + k) % 16]}den of" for k, b in enumerate(LETTERS))
     for i, a in enumerate(LETTERS)
@@ -44,7 +44,7 @@ def recipe_in(folder: Path, **values: object) -> str:
 
 
 def shards_of(folder: Path) -> tuple[list[str], dict]:
-    """The texts of all shards by their manifest, each of which ends with the end token."""
+    """Return the texts of all shards by manifest; each must end with the end token."""
     manifest = json.loads((folder / "manifest.json").read_text())
     tokenizer = TextTokenizer.from_dict(json.loads((folder / "tokenizer.json").read_text()))
     texts = []
@@ -62,7 +62,7 @@ def shards_of(folder: Path) -> tuple[list[str], dict]:
 
 
 def dropped_lines(folder: Path) -> dict[str, str]:
-    """Reason by place of all documents that were dropped."""
+    """Return place -> reason of all dropped documents."""
     paths = sorted(folder.glob("audit/*/*.dropped.jsonl.gz"))
     lines = [
         json.loads(line)
@@ -101,7 +101,7 @@ def test_each_document_is_in_the_shards_or_in_the_audit(tmp_path, capsys):
     assert short == {"documents": 1, "bytes": 5, "examples": [f"{b}:11: short"]}
     printed = capsys.readouterr().out
     assert "  shares words with exam.txt                      " in printed
-    assert prepare(recipe) == 0  # again: there is nothing to do
+    assert prepare(recipe) == 0  # run again, there is nothing to do
     assert capsys.readouterr().out == printed
 
 
@@ -175,10 +175,10 @@ def test_the_shipped_recipe_says_all_keys():
 
 
 class Guess:
-    """Stands for a model of fastText: Danish is what has "og"."""
+    """Stand-in for a fastText model: a text with "og" is Danish."""
 
     def predict(self, text):
-        assert "\n" not in text  # which fastText refuses
+        assert "\n" not in text  # fastText refuses line breaks
         return (("__label__da",) if " og " in text else ("__label__en",)), [0.4 + 0.1 * len(text)]
 
 

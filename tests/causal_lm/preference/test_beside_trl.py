@@ -1,4 +1,4 @@
-"""Preference tuning beside TRL's DPOTrainer: the same losses, the same figure at the end, speed."""
+"""Preference tuning beside TRL's DPOTrainer: equal losses, equal final figures, and speed."""
 
 import time
 from functools import partial
@@ -25,7 +25,7 @@ PAIRS, BATCH, STEPS, WARM_UP, RATE, BETA = 400, 16, 20, 3, 3e-4, 0.1
 
 
 def rows() -> list[dict[str, str]]:
-    """Ragged prompts; people like a quiet answer better, in four of five cases."""
+    """Return ragged prompts with answers; in four of five cases the quiet answer is preferred."""
     rng = np.random.default_rng(0)
     words = ["baker", "smith", "wool", "salt", "bread", "weight", "old", "north", "sold", "the"]
 
@@ -35,13 +35,13 @@ def rows() -> list[dict[str, str]]:
     made = []
     for number in range(PAIRS):
         answers = [f" {text(6)}.", f" {text(6)}!!!"][:: -1 if rng.random() < 0.2 else 1]
-        prompt = f"<|endoftext|>{number} {text(8)}:"  # a token in both programs
+        prompt = f"<|endoftext|>{number} {text(8)}:"  # one token in both programs
         made.append(dict(zip(("prompt", "chosen", "rejected"), (prompt, *answers), strict=True)))
     return made
 
 
 class Clock(Callback):
-    """When each step ended."""
+    """Notes when each step ended."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []

@@ -100,16 +100,16 @@ def test_loss_and_gradients_are_those_of_a_plain_computation(tmp_path, monkeypat
 @pytest.mark.parametrize("chats", [False, True])
 def test_answers_alone_have_labels(tmp_path, chats) -> None:
     rows = ROWS
-    if chats:  # what comes before the last answer is the prompt
+    if chats:  # the prompt is all before the last answer
         rows = []
         for row in ROWS:
             asked = [*CHAT, {"role": "user", "content": row["prompt"]}]
             rows.append({s: [*asked, {"role": "assistant", "content": row[s]}] for s in SIDES})
         rows[1] |= {"prompt": rows[1]["chosen"][:3], **{s: rows[1][s][3:] for s in SIDES}}
         rows[2] |= {"system": "so"}
-        rows[3] |= {"prompt": ROWS[3]["prompt"]}  # as it stands in both
+        rows[3] |= {"prompt": ROWS[3]["prompt"]}  # repeats what both contain
     pairs = dataset(tmp_path, rows, context_length=128)
-    assert len(pairs.lengths) == 27  # of 30, the others are for validation
+    assert len(pairs.lengths) == 27  # of 30; the others validate
     for i in range(len(pairs.lengths)):
         shown = pairs.describe(i, 0)
         row = ROWS[int(shown["place"].rpartition(":")[2]) - 1]
@@ -130,7 +130,7 @@ def test_both_texts_lose_as_much_of_the_prompt_or_the_pair_is_left_out(tmp_path)
     rows = [{"prompt": f"{i}-456789", "chosen": "aaaa", "rejected": "b"} for i in range(9)]
     rows += [{"prompt": "p", "chosen": "a" * 20, "rejected": "b"}]
     pairs = dataset(tmp_path, rows, context_length=10, split=TextSplit(0.0))
-    # Begin, eight, ":", "aaaa", and an end that no position is spent on: 14, and 11 of the other.
+    # Begin, eight, ":", "aaaa", and an end token that takes no position: 14; the other text has 11.
     assert pairs.lengths.tolist() == [10 + 7] * 9
     shown = pairs.describe(0, 0)
     assert (shown["prompt"], shown["rejected"]) == ("56789:"[-6:], "b<|endoftext|>")
@@ -196,7 +196,7 @@ def test_a_reference_is_scored_once_and_the_run_begins_at_log_two(tmp_path, monk
         if lora is None:
             assert tested["test/accuracy"] == 1
             assert losses[-1] < 0.3
-        assert len(passes) == (5 if lora is None else 10)  # 3 of training and 1 of each other part
+        assert len(passes) == (5 if lora is None else 10)  # 3 for training, 1 for each other part
     with pytest.raises(ValueError, match="there is no reference for these test data: the run did"):
         trainer.test(tuned, data(tmp_path, ROWS[:20], split=TextSplit(0.2, 0.2)))
     again = LitPreference.load_from_checkpoint(tmp_path / "one" / "checkpoints" / "last.ckpt")
@@ -218,15 +218,15 @@ def test_a_pass_over_pairs_has_the_same_batches_on_any_number_of_devices(tmp_pat
     for rank in range(3):
         monkeypatch.setattr(pairs, "_replicas", lambda rank=rank: (3, rank))
         own = [*pairs.passes(pairs.datasets["train"])]
-        assert len(own) == 2  # whoever has fewer leaves the others waiting for its shards
+        assert len(own) == 2  # a rank with fewer would leave the others waiting for its shards
         parts += [batch["sample_id"].tolist() for batch in own if batch["weight"][0]]
     assert sorted(parts) == [[*range(n, min(n + 8, 27))] for n in range(0, 27, 8)]
 
 
 def probed(*options: str) -> int:
-    """Train in this process as one start of a certificate does; return the exit status."""
+    """Train in this process as each start of a certificate does; return the exit status."""
     sys.argv = ["unisono", *options]
-    return probe.main() % STOPPED  # which one rank says for all
+    return probe.main() % STOPPED  # one rank decides it for all
 
 
 @pytest.mark.slow
@@ -240,7 +240,7 @@ def test_a_run_is_the_same_stopped_on_two_processes_and_killed_on_one(tmp_path, 
     options += ["--model.optimizer.lr=0.003"]
 
     def start(name: str, devices: int, status: int, attempt: int, *more: str) -> None:
-        monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache-{name}"))  # each scores itself
+        monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache-{name}"))  # each scores alone
         place = [f"--trainer.default_root_dir={tmp_path / name}", f"--trainer.devices={devices}"]
         way = [f"--trainer.strategy={'fsdp' if devices > 1 else 'auto'}"]
         way += ["--ckpt_path=auto"] if attempt > 1 else []
