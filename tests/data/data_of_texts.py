@@ -1,4 +1,4 @@
-"""Datamodules of all families that read given texts."""
+"""Datamodules of all families, reading given texts."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ BYTES = datamodules.TokenizerOptions("bytes")
 
 
 def collection(folder: Path, texts: list[str]) -> CollectionRequest:
-    """Return one of these documents; each of as many queries has some that are judged."""
+    """Return a collection of these documents; each of as many queries has some judged ones."""
     rows = [{"_id": f"{n}", "title": "", "text": text} for n, text in enumerate(texts)]
     pairs = [(n, (n + k) % len(rows), 1 - k) for n in range(len(rows)) for k in (0, 1)]
     judged = [tuple(map(str, pair)) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Attributes and files of documents, found again by the hash of their text."""
+"""Attributes and files of documents, looked up by the hash of their text."""
 
 from pathlib import Path
 

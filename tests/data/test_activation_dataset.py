@@ -1,4 +1,4 @@
-"""Activations as planned samples: keys, partners, seen words, and the batch as a whole."""
+"""Activations as planned samples: keys, partners, visible words, and the whole batch."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ WIDTH = 4
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> ActivationDataset:
-    """All positions of twenty texts, each activation filled with its own number."""
+    """All positions of twenty texts; each activation is filled with its own number."""
     store = request([Path(text_rows(tmp_path))]).open()
     pieces = Pieces(store, 0, 30)
     piece, position = drawn_positions(pieces.sizes, pieces.hashes, PositionRule(2, 5))

@@ -1,4 +1,4 @@
-"""Which positions are taken, and how documents are cut."""
+"""Choice of positions, and cutting of documents."""
 
 from itertools import pairwise
 from math import comb
@@ -46,14 +46,14 @@ def test_a_document_draws_the_same_whatever_stands_around_it(corpus, rule, rando
 
 
 def test_every_choice_is_as_likely_as_any_other():
-    """The pairs out of 5 places, over 20,000 documents, by a chi-squared of 9 degrees."""
+    """Pairs of 5 places over 20,000 documents, by a chi-squared test with 9 degrees of freedom."""
     keys = np.random.default_rng(0).integers(0, 2**63, 20_000).astype(np.uint64)
     rule = PositionRule(min_position=3, per_document=2)
     _, positions = drawn_positions(np.full(20_000, 8), keys, rule)
     pairs, counts = np.unique(positions.reshape(-1, 2), axis=0, return_counts=True)
     assert len(pairs) == comb(5, 2)
     expected = 20_000 / len(pairs)
-    assert float(((counts - expected) ** 2 / expected).sum()) < 27.9  # 0.999
+    assert float(((counts - expected) ** 2 / expected).sum()) < 27.9  # quantile 0.999
 
 
 def test_other_seeds_draw_other_positions():

@@ -36,7 +36,7 @@ def test_they_are_those_of_plain_numpy() -> None:
         np.testing.assert_allclose(mean, x[tokens == token].mean(0), rtol=2e-6)
     assert len(found.position_means) == 6
     for position in range(6):
-        at = x[positions == position] if position > 1 else x  # 0 and 1 do not occur: the mean
+        at = x[positions == position] if position > 1 else x  # 0 and 1 are absent: overall mean
         np.testing.assert_allclose(found.position_means[position], at.mean(0), rtol=2e-6)
 
 

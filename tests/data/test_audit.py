@@ -1,4 +1,4 @@
-"""Audits of data files: hand-counted figures, and how they look."""
+"""Audits of data files: hand-counted figures, and their layout."""
 
 import io
 import json
@@ -79,7 +79,7 @@ def test_overlap_counts_different_samples(tmp_path):
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ho"}]
 PAGE = {"text": "Hens.", "title": "Hen"}
-TO_PREDICT = {  # rows of training, and to predict: one that is known, two new ones, bad ones
+TO_PREDICT = {  # training rows, and rows to predict: one known, two new, and bad ones
     "TextDataModule": ([{"text": "Hi"}], [{"prompt": "Hi"}, {"prompt": "a"}, {"prompt": "b"}, {}]),
     "InstructionDataModule": (
         [sample("Hi", "ho"), {"messages": CHAT}],
@@ -115,7 +115,7 @@ def test_queries_to_predict_are_counted_with_those_that_were_trained_on(tmp_path
     audit = RetrievalDataModule(collection=collection, predict_queries=str(asked)).audit()
     assert [(part.name, len(part.keys)) for part in audit.parts][-1] == ("predict", 2)
     assert ("train", "predict", 1) in audit.leaks()
-    assert [bad.line for bad in audit.bad_rows] == [3, 4]  # no query, and an id that comes again
+    assert [bad.line for bad in audit.bad_rows] == [3, 4]  # no query, and a repeated id
 
 
 def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path):
@@ -170,7 +170,7 @@ def test_counts_of_a_large_corpus_stand_beside_the_names():
 
 
 def doubtful_collection(folder: Path) -> Audit:
-    """A collection with one of each doubt."""
+    """A collection with one case of each doubt."""
     write_beir(folder)
     with (folder / "corpus.jsonl").open("a") as file:
         file.write('{"_id": "d4", "text": "Wings LIFT  of a wing"}\n')

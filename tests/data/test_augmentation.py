@@ -1,4 +1,4 @@
-"""Noise in training texts: letter by letter, and in a batch as of each sample alone."""
+"""Noise in training texts: letter by letter, and independent of the other samples of a batch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Cache folders are complete or not there, and every process takes the same one."""
+"""Cache folders are complete or absent, and all processes use the same one."""
 
 import os
 import platform
@@ -91,7 +91,7 @@ def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("text\n1\n")
     first = file_digest(path)
-    monkeypatch.delattr("datamodules.core.store.content_digest")  # reading would now fail
+    monkeypatch.delattr("datamodules.core.store.content_digest")  # reading the file would now fail
     assert file_digest(path) == first
     monkeypatch.undo()
     path.write_text("text\n2\n3\n")
@@ -107,7 +107,7 @@ def test_a_file_that_changes_under_its_old_time_is_read_anew(tmp_path):
     path.write_text("text\n2\n")
     os.utime(path, times)
     assert file_digest(path) != first
-    os.replace(tmp_path / "other.csv", path)  # another inode of the same time and size
+    os.replace(tmp_path / "other.csv", path)  # another inode, same time and size
     assert file_digest(path) == first
 
 

@@ -1,4 +1,4 @@
-"""One normalisation and one encoding for training and prediction."""
+"""Normalisation and encoding are the same in training and prediction."""
 
 import numpy as np
 import pytest

@@ -107,7 +107,7 @@ def test_a_book_comes_back_from_json_with_the_same_ids(codes):
 # --- the trie ---
 
 
-@example(["1", "12"])  # one begins the other
+@example(["1", "12"])  # one code is a prefix of the other
 @given(st.lists(levels, min_size=1, max_size=30, unique=True))
 def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes):
     book = book_of(codes)

@@ -1,4 +1,4 @@
-"""Embedded demo data: the same everywhere; some pairs of a story's facts are held out."""
+"""Embedded demo data: the same on every machine; some pairs of facts of a story are held out."""
 
 import hashlib
 from pathlib import Path
@@ -23,7 +23,7 @@ def rows() -> list[dict[str, str]]:
     return csv_rows(demo.demo_occupations())
 
 
-# Another digest is another file: raise DEMO_VERSION with it.
+# Another digest means another file: then raise DEMO_VERSION too.
 DIGESTS = {
     "occupations": "314a69cb92ad227b7882cdc838256812a544f09028c3ac772c325ecea7cafea6",
     "codes": "f564bb2874961c21c61b806e71f96b4adc2cf55dc2a35ddb6dad229fe0c19d17",

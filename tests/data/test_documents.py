@@ -1,4 +1,4 @@
-"""Documents in."""
+"""Reading of documents from files."""
 
 import json
 
@@ -98,7 +98,7 @@ def test_text_that_is_not_utf_8_is_named_with_its_line(tmp_path):
     path.write_bytes(b"good\nna\xefve\n")
     with pytest.raises(ValueError, match=r"a.txt:2: byte 0xEF is not in the encoding utf-8"):
         read(path)
-    path.write_bytes("good".encode("utf-16"))  # an option of tables alone would be none here
+    path.write_bytes("good".encode("utf-16"))  # an option for tables only would have no effect here
     with pytest.raises(ValueError, match=r"iconv -f utf-16 -t utf-8 .*a.txt\)\.$"):
         read(path)
 

@@ -1,4 +1,4 @@
-"""What is wrong with the input is said before its texts are tokenised."""
+"""Faults of the input are reported before its texts are tokenised."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Prompts with answers, and chats: what is trained on, what is refused."""
+"""Prompts with answers, and chats: trained tokens, and refused rows."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from datamodules.tokenizers.text import TextTokenizer, bpe_tokenizer, byte_token
 from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import csv_rows
 
-REWRITES = (  # earlier answers are shortened, as by templates that drop thoughts
+REWRITES = (  # templates that shorten earlier answers, as those do that drop thoughts
     "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[:1] }}\n"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
@@ -58,7 +58,7 @@ def template(text: str, tmp_path: Path) -> TokenizerOptions:
 
 
 def opened(data: InstructionDataModule) -> InstructionDataset:
-    """The training part alone: so few rows leave nothing for validation."""
+    """Return the training part with all rows: so few leave nothing for validation."""
     data.prepare_data()
     data.store = data.store_request().open()
     dataset = data.build("train")
@@ -67,7 +67,7 @@ def opened(data: InstructionDataModule) -> InstructionDataset:
 
 
 def trained_runs(dataset: InstructionDataset, sample_id: int = 0) -> list[str]:
-    """The text of each stretch of successive labels of one row."""
+    """Return the text of each run of consecutive labels of one row."""
     runs: list[list[int]] = [[]]
     for piece in dataset.example(sample_id, 0):
         for label in [*piece.labels.tolist(), IGNORED]:
@@ -114,7 +114,7 @@ def test_chats_are_known_by_their_keys(make, tmp_path, name):
         ({"instruction": "Cow?", "output": "No", "history": [["Hen?", "Yes"]]}, TWO_TURNS[1:]),
     ]
     data = make(*(row for row, _ in alike), name=name, **options)
-    if name.endswith(".json"):  # one list, with a byte order mark
+    if name.endswith(".json"):  # one JSON list, with a byte order mark
         rows = json.dumps([row for row, _ in alike], indent=1)
         (tmp_path / name).write_text("\ufeff " + rows, encoding="utf-8")
     found = opened(data)
@@ -186,7 +186,7 @@ def test_over_long_samples_are_cut_and_counted(make, caplog):
         dataset = opened(make(*rows, context_length=10, layout="documents"))
     assert "2 train samples exceed data.context_length 10: their beginnings" in caplog.text
     assert "1 lose a part of an answer" in caplog.text
-    assert dataset.lengths.tolist() == [9, 10, 10]  # begin, prompt, completion, less the end
+    assert dataset.lengths.tolist() == [9, 10, 10]  # begin, prompt, completion, without the end
     assert dataset.target_counts["tokens"].tolist() == [4, 4, 10]
     assert trained_runs(dataset, 1) == ["ddd<|endoftext|>"]
     assert trained_runs(dataset, 2) == ["e" * 9 + "<|endoftext|>"]
@@ -241,7 +241,7 @@ CHAT = (
     {"role": "user", "content": "Cow?"},
     {"role": "assistant", "content": "No"},
 )
-# Reduced to what matters here: (end-of-text, other special tokens, template, answers).
+# Templates reduced to what matters here: (end-of-text, other special tokens, template, answers).
 FORMS = {
     "headers": (
         "<|eot|>",
@@ -308,12 +308,12 @@ def test_answers_and_their_ends_are_found(make, name, tmp_path):
     (piece,) = dataset.example(0, 0)
     ids = [*piece.input_ids.tolist(), *tokenizer.encode(tokenizer.render(CHAT))[-1:].tolist()]
     text = tokenizer.decode(ids, skip_special_tokens=False)
-    assert text == tokenizer.render(CHAT)  # no second end, no second begin
-    # What a model is asked to go on from is exactly what stands before the answer in training.
+    assert text == tokenizer.render(CHAT)  # no second begin or end token
+    # A model continues from exactly the text that precedes the answer in training.
     asked = tokenizer.encode(tokenizer.render(CHAT[:-1], add_generation_prompt=True)).tolist()
     if name != "room for thoughts in the last answer":
         assert ids[: len(asked)] == asked
-        assert piece.labels[len(asked) - 2] == IGNORED  # a label is the token behind
+        assert piece.labels[len(asked) - 2] == IGNORED  # the label is the next token
         assert piece.labels[len(asked) - 1] != IGNORED
 
 

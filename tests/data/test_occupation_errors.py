@@ -1,4 +1,4 @@
-"""Wrong tables and options: each error names file, line, value and way out."""
+"""Wrong tables and options: each error gives file, line, value and way out."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_the_number_of_codes_comes_from_the_columns(tmp_path, names):
 
 def test_rejected_rows_are_written_with_their_reason(own_folder, caplog):
     rows = [*many(10), ("", "en", "10000", ""), ("a", "en", "9x", ""), ("b", "en", '"9\rx"', "")]
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # from the cache the second time
         data = module(own_folder, rows, on_bad_rows="reject")
         data.prepare_data()
         rejected = (own_folder / "rejected.csv").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""OccupationDataModule: what the tables say is what the batches hold; what is wrong is named."""
+"""OccupationDataModule: batches hold the tables' contents; faults are named."""
 
 from pathlib import Path
 
@@ -137,11 +137,11 @@ def test_a_checkpoint_decides_the_encoding(tmp_path, caplog):
     test = table(tmp_path / "t.csv", [("TRADE of all", "sv", "10003", "")])
     data = OccupationDataModule(test_files=test, columns=COLUMNS)
     data.model = ModelFacts(recipe)
-    data.files[0] = str(tmp_path / "not_here.csv")  # the table of the training machine
+    data.files[0] = str(tmp_path / "not_here.csv")  # a path of the training machine
     data.setup("test")
     store = data.store
     assert [chr(p) for p in store.texts(np.array([0]))[0]] == list("trade")
-    assert store.arrays["language_id"].tolist() == [0]  # training had no Swedish
+    assert store.arrays["language_id"].tolist() == [0]  # Swedish was not in the training data
     assert store.recipe == recipe
     assert "not_here.csv does not exist" in caplog.text
     assert "Seen and unseen strings are not told" in caplog.text

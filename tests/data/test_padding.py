@@ -1,5 +1,5 @@
-"""Padding of each family, counted in the batches of an epoch at the default settings: what a device
-computes for nothing. Lengths are spread as those of real texts are."""
+"""Padding of each family, counted in the batches of an epoch at default settings: positions that a
+device computes in vain. Lengths are distributed as in real texts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """Different texts of 2 to 60 words."""
+    """Return different texts of 2 to 60 words."""
     rng = np.random.default_rng(0)
     sizes = rng.lognormal(2.2, 0.6, NUMBER).astype(int).clip(2, 60)
     return [" ".join(f"{n}w{rng.integers(9)}" for _ in range(size)) for n, size in enumerate(sizes)]
@@ -37,12 +37,12 @@ FAMILIES: dict[str, tuple[Callable[..., Any], float]] = {
     "retrieval": (of.retrieval, SORTED),
     "scored": (of.scored, SORTED),
     "lens": (of.lens, SORTED),
-    "ranking": (of.ranking, 0.45),  # candidates of one query are of any length, and stay together
+    "ranking": (of.ranking, 0.45),  # candidates of a query vary in length, and stay together
 }
 
 
 def counted(batch: dict[str, Any]) -> tuple[int, int]:
-    """Return the tokens of a batch, and the positions that are computed."""
+    """Return a batch's number of tokens, and of positions that are computed."""
     for name in ("attention_mask", "document_mask"):
         if name in batch:
             return int(batch[name].sum()), batch[name].numel()

@@ -1,4 +1,4 @@
-"""Pages become prompts without their target, cut at the page's end; nothing goes unsaid."""
+"""Pages become prompts without their target, cut at the page's end; lost parts are reported."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def row(**values):
 
 
 def module(folder, rows, **options):
-    """A datamodule whose training part has all rows, and its store."""
+    """A datamodule that trains on all rows, and its store."""
     split = options.pop("split", TextSplit(validation_share=0))
     path = rows_file(folder / "pages.jsonl", rows)
     sizes = {"context_length": 96, "max_target_tokens": 24, **options}
@@ -43,11 +43,11 @@ def pieces(dataset):
 def test_the_target_is_nowhere_in_the_page():
     for html in (HTML.replace("<h1>Apple pie", "<h1>Apple<br>pie"), HTML):
         page = page_of(row(html=html, query="pie"), "title")
-        assert page.target == TITLE  # of the page's own head
+        assert page.target == TITLE  # the title in the page's own head
         assert page.text == "Home\nAn apple pie needs apples.\nHow it is made."
     prompt, _ = framed(page, "title")
     assert prompt == f"Query: pie\nPage: {page.text}\nTitle:\n"
-    page = page_of(row(html=HTML, text="Apple pie\nNeeds apples."), "title")  # text wins, of text
+    page = page_of(row(html=HTML, text="Apple pie\nNeeds apples."), "title")  # the text column wins
     assert (page.target, page.text) == (TITLE, "Needs apples.")
 
 
@@ -106,7 +106,7 @@ def test_a_long_page_loses_its_end_and_never_the_target(tmp_path, tokenizer):
     answers = [decode(p.labels[p.labels != IGNORED]) for p in (short, long)]
     assert answers == ["Hen", "A hen, déjà vu"]
     prompts = [p.input_ids[: (p.labels == IGNORED).sum() + 1] for p in (short, long)]
-    assert prompts[0].tolist() == prompts[1].tolist()  # a long target leaves no trace in it
+    assert prompts[0].tolist() == prompts[1].tolist()  # a long target does not shorten it
     assert len(prompts[0]) == data.max_prompt == 48
     told = decode(prompts[0])
     assert told.startswith("Page: the hen")
@@ -114,7 +114,7 @@ def test_a_long_page_loses_its_end_and_never_the_target(tmp_path, tokenizer):
 
 
 def test_prediction_asks_as_training_did(tmp_path):
-    asking = ((1, "q"), (40, "q"), (40, "q" * 99))  # the last leaves a page no room
+    asking = ((1, "q"), (40, "q"), (40, "q" * 99))  # the last leaves no room for a page
     rows = [{"text": "the hen " * n, "title": f"Hen {n}", "query": query} for n, query in asking]
     data = module(tmp_path, rows, layout="documents")
     asked = read_rows([Path(data.files[0])]), data.store.tokenizer, "title", data.max_prompt
@@ -150,7 +150,7 @@ def test_evaluation_has_a_page_per_sample_with_its_whole_texts(tmp_path):
     for i, target in enumerate(batch["targets"]):
         prompt = batch["prompt_ids"][i, : batch["prompt_lengths"][i]]
         assert decode(prompt).startswith(f"Query: q\nPage: page {target[1:]}\n")
-    assert batch["input_ids"].shape[0] == 1  # in one row, which do not see each other
+    assert batch["input_ids"].shape[0] == 1  # both in one row, without attention to each other
     assert np.array_equal(batch["document_ids"].unique(), np.arange(30))
 
 

@@ -1,4 +1,4 @@
-"""The plan: every sample once, whatever the devices; the same on every machine."""
+"""The plan: each sample once on any number of devices; the same on every machine."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from datamodules.core import plan as planning
 
-# Written down once: a change of order would make every checkpoint refuse to resume.
+# Fixed values: another order would make every checkpoint refuse to resume.
 EXPECTED_ORDER = [15, 10, 11, 18, 14, 7, 0, 8, 3, 17, 4, 5, 19, 12, 13, 6, 1, 2, 9, 16]
 
 
@@ -61,7 +61,7 @@ def test_dealing_gives_each_sample_to_one_replica_with_weight_one(
         step_batches = [b for share in shares for b in share if b.step == step]
         used = np.concatenate([b.ids[b.weights > 0] for b in step_batches])
         assert sorted(used.tolist()) == sorted(plan.step_ids(step).tolist())
-        assert len({len(b.ids) for b in step_batches}) == 1  # the same rows on every replica
+        assert len({len(b.ids) for b in step_batches}) == 1  # equally many rows on each replica
         assert {b.denominators["n"] for b in step_batches} == {float(len(used))}
 
 
@@ -147,7 +147,7 @@ def test_digest_sees_a_swapped_a_missing_and_a_repeated_sample():
 
 
 def mixed(word: int) -> int:
-    """SplitMix64's finaliser, in plain integers."""
+    """SplitMix64's finaliser in plain integers."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         word = (word ^ (word >> shift)) * factor % 2**64
     return word ^ (word >> 31)

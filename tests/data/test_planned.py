@@ -1,4 +1,4 @@
-"""The loader and the datamodule without a trainer: workers, facts, batches in other processes."""
+"""Loader and datamodule without a trainer: workers, facts, batches from other processes."""
 
 import multiprocessing
 import os
@@ -18,8 +18,8 @@ def test_auto_workers_share_the_cpus_of_this_process(monkeypatch):
     assert auto_workers(4, on_cpu=False) == 6
     assert auto_workers(1, on_cpu=False) == 16
     assert auto_workers(1, on_cpu=True) == 0
-    assert auto_workers(24, on_cpu=False) == 2  # never in the process that trains
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # SLURM speaks of one task, one process
+    assert auto_workers(24, on_cpu=False) == 2  # batches are never made in the training process
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")  # a SLURM task is one process
     assert auto_workers(4, on_cpu=False) == 3
 
 
@@ -45,7 +45,7 @@ def test_workers_change_nothing_in_any_epoch():
         loader = data.train_dataloader()
         epochs.append([list(loader), list(loader)])
         assert len(loader) == len(epochs[-1][0]) == 7
-        data.teardown("fit")  # else a collection of cycles waits five seconds for each worker
+        data.teardown("fit")  # else garbage collection waits five seconds for each worker
     for left, right in zip(*epochs, strict=True):
         for a, b in zip(left, right, strict=True):
             assert torch.equal(a["sample_id"], b["sample_id"])

@@ -1,4 +1,4 @@
-"""Tables to code: each distinct input once, each row in its place, in what is written too."""
+"""Tables to code: each distinct input once, each row in its place, in the output file too."""
 
 import csv
 from pathlib import Path
@@ -47,7 +47,7 @@ def columns_of(path: Path) -> dict[str, list[str]]:
 
 
 def results_of(index: PredictIndex) -> dict[str, np.ndarray]:
-    """Made-up answers: input i gets code i % 2, every third one both codes."""
+    """Made-up answers: input i gets code i % 2, every third input both codes."""
     ids = np.arange(len(index.arrays["language_ids"]))
     code_ids = np.stack([ids % 2, np.where(ids % 3 == 0, 1 - ids % 2, -100)], axis=1)
     return {

@@ -1,4 +1,4 @@
-"""Prompts in, completions and scores out."""
+"""Prompts in; completions and scores out."""
 
 import datetime
 from dataclasses import replace
@@ -23,7 +23,7 @@ BEGIN = TOKENIZER.begin_id
 
 
 class ChatTokenizer(TextTokenizer):
-    """Writes chats as lines."""
+    """Formats chats as lines."""
 
     def render(self, messages, add_generation_prompt, tools):
         lines = [f"{m['role']}: {m['content']}\n" for m in (*tools, *messages)]
@@ -49,7 +49,7 @@ def test_prompts_begin_documents_and_chats_begin_as_their_template_writes_them(t
     assert ids_of(data, 0) == [BEGIN, *TOKENIZER.encode("Hello")]
     assert ids_of(data, 1) == [BEGIN]
     assert ids_of(data, 2) == TOKENIZER.encode("user: Hi\nassistant: ").tolist()
-    assert data.lengths.tolist() == [6, 1, 20, 6]  # equal rows are samples of their own
+    assert data.lengths.tolist() == [6, 1, 20, 6]  # equal rows are separate samples
     batch = collated(data, MicroBatch(0, 3, np.array([1, 0]), np.ones(2, np.float32), {}))
     assert batch["input_ids"].tolist() == [[BEGIN, 0, 0, 0, 0, 0], ids_of(data, 0)]
     assert batch["lengths"].tolist() == [1, 6]
@@ -59,7 +59,7 @@ def test_prompts_begin_documents_and_chats_begin_as_their_template_writes_them(t
 def test_chats_of_other_keys_are_asked_as_messages(tmp_path):
     rows = [
         {"conversations": [{"from": "human", "value": "Hi"}]},
-        {"instruction": "Hi", "input": "", "output": "No"},  # an answer is not asked for
+        {"instruction": "Hi", "input": "", "output": "No"},  # the answer is not part of the prompt
         {"messages": [*TALK, ANSWER], "tools": [{"role": "tool", "content": "look"}]},
     ]
     data, asked = dataset(tmp_path, rows, CHATS), "user: Hi\nassistant: "
@@ -153,7 +153,7 @@ def test_completions_stand_in_the_rows_that_asked_for_them(tmp_path, caplog):
         | {"finish_reason": "stop", "prompt_tokens_cut": 4},
     ]
     assert 'column "num_tokens" is written as "input_num_tokens"' in caplog.text
-    assert "ä" in out.read_text("utf-8")  # as it was written, not as an escape
+    assert "ä" in out.read_text("utf-8")  # unescaped, as in the input
     with pytest.raises(FileExistsError, match=r"out.jsonl exists and is not overwritten"):
         write_completions(rows, ["a", "b"], out, num_cut)
 
@@ -164,7 +164,7 @@ def test_parquet_is_read_as_jsonl_and_any_value_is_written(tmp_path):
     rows = list(read_rows([tmp_path / "mine.parquet"]))
     data = PromptDataset(read_prompts(rows, TOKENIZER))
     assert data.fingerprint == dataset(tmp_path, [{"prompt": "a"}]).fingerprint
-    rows += rows_of([{"prompt": "b", "note": ["\ud83d"]}])  # half a character, as an escape
+    rows += rows_of([{"prompt": "b", "note": ["\ud83d"]}])  # half a surrogate pair, as an escape
     write_completions(rows, ["b", "c"], tmp_path / "out.jsonl")
     first, second = json_rows(tmp_path / "out.jsonl")
     assert (first["day"], first["price"]) == ("2024-02-29", "1.50")

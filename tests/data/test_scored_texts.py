@@ -1,5 +1,5 @@
-"""Scored texts: labels in every format, missing and wrong ones; rows that judge are never those of
-the training; the scored file; the audit."""
+"""Scored texts: labels in every format, missing and wrong ones; evaluation rows that training never
+uses; the scored file; the audit."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_every_format_gives_the_same_labels_and_a_missing_one_is_never_0(tmp_pat
         path.write_text(as_csv(ROWS, {"csv": ",", "tsv": "\t"}[suffix]))
     store = opened(path)
     np.testing.assert_array_equal(store.labels, EXPECTED)
-    assert store.text_of_row.tolist() == [0, 1, 0]  # equal texts are one
+    assert store.text_of_row.tolist() == [0, 1, 0]  # equal texts are stored once
     assert store.heads["level"]["classes"] == ["2", "3", "4", "5"]
     assert store.heads["trade"]["classes"] == ["baker", "smith"]
 
@@ -142,9 +142,9 @@ def data_of(files, **options) -> ScoredTextDataModule:
 
 
 def judged_by(trained, files, stage="test", **options) -> ScoredTextDataModule:
-    """Return the data of an evaluation of what was trained with other data."""
+    """Return the data of an evaluation of a model that was trained on other data."""
     data = data_of(files, **options)
-    data.recipe = json.loads(json.dumps(trained.recipe))  # as a checkpoint brings it
+    data.recipe = json.loads(json.dumps(trained.recipe))  # as restored from a checkpoint
     data.setup(stage)
     return data
 
@@ -206,7 +206,7 @@ def test_trained_levels_and_switches_are_read_as_numbers(tmp_path) -> None:
     expected = [[0, 1, 0, 1], [2, 0, 1, 0], [1, 0, np.nan, np.nan]]
     np.testing.assert_array_equal(store.labels, expected)
     path.write_text(path.read_text().replace("b,3,no", "b,3.0,False"))
-    for given in (heads, None):  # declared again, or of the checkpoint alone
+    for given in (heads, None):  # declared again, or only in the checkpoint
         again = open_store(
             ScoredRequest({0: [path]}, TextColumns(), trained_heads(store.heads, given))
         )
@@ -299,7 +299,7 @@ def test_the_columns_of_each_kind() -> None:
         "regression": {"predicted_q": [0.25, 0.625]},
     }.items():
         assert scores_of("q", {"kind": kind, **classes}, chances) == expected
-    levels = {"kind": "ordinal", "classes": ["-1", "0"]}  # numbers keep their scale
+    levels = {"kind": "ordinal", "classes": ["-1", "0"]}  # numbers keep their values
     found = {"predicted_q": ["0", "-1"], "expected_q": [-0.25, -0.625]}
     assert scores_of("q", levels, chances) == found
     small = {"kind": "regression", "classes": None, "std": 2e-8}

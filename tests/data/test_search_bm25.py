@@ -29,7 +29,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
 
 
 def reference(collection: Collection, query: str, k1: float, b: float) -> list[float]:
-    """Score every document by the formula of the paper, one word after the other."""
+    """Score every document by the paper's formula, one word after the other."""
 
     def cut(text: str) -> list[str]:
         return re.findall(r"\w+", text.lower())

@@ -1,5 +1,5 @@
-"""Candidates of a query: drawn for training, listed by a first stage, or judged; TREC's run files:
-written whole, read back equal, wrong lines named."""
+"""Candidates of a query: drawn for training, listed by a first stage, or judged; TREC run files are
+written whole, read back equal, and wrong lines are named."""
 
 import pickle
 from collections import Counter
@@ -41,14 +41,14 @@ def built(folder, stage, **options):
 
 
 def drawn(data, place, epoch=0):
-    """Return documents, grades and priors of the candidates of one query."""
+    """Return documents, grades and priors of one query's candidates."""
     batch = data.batch(np.array([place]), epoch)
     is_there, documents = batch["pair_index"][0] >= 0, documents_of(data, place, epoch)
     return (documents, *(batch[name][0][is_there].numpy() for name in ("relevance", "prior")))
 
 
 def documents_of(data, place, epoch):
-    """Return the candidates of one query."""
+    """Return one query's candidates."""
     return data.graded(place, rng_for(data.seed, epoch, place))[0]
 
 
@@ -64,7 +64,7 @@ def test_a_group_has_a_relevant_document_judged_ones_and_mined_ones():
         assert places.tolist() == again.tolist()
     assert sizes == {3: 200}
     seen = {tuple(MINED.drawn(grades, 5, rng_for(1, epoch, 7))) for epoch in range(20)}
-    assert len(seen) > 15  # another draw in every epoch
+    assert len(seen) > 15  # each epoch draws anew
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_group_has_a_relevant_document_judged_ones_and_mined_ones():
 def test_places_that_judged_documents_leave_go_to_mined_ones(num_judged, num_minable, expected):
     places = MINED.drawn(np.ones(num_judged), num_minable, rng_for(0, 0, 0))
     assert (int((places < num_judged).sum()), int((places >= num_judged).sum())) == expected
-    assert MINED.sizes(num_judged, num_minable) == expected  # as the plan has them
+    assert MINED.sizes(num_judged, num_minable) == expected  # as the plan expects
 
 
 def test_no_judged_document_is_mined_and_the_first_ranks_are_passed_over():
@@ -133,11 +133,11 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     batch = data.batch(np.array([0]), 0)
     assert batch["baselines"]["first"].tolist() == [[2.0, 3.0]]
     assert batch["all_relevance"][0].tolist() == data.queries.judged(0).grades.tolist()
-    batch = data.batch(np.array([1, 1]), 0)  # not in the run: counts, and scores 0
+    batch = data.batch(np.array([1, 1]), 0)  # missing from the run: counts, with score 0
     assert batch["pair_index"].tolist() == [[-1], [-1]]
     assert batch["input_ids"].shape == (1, 3)  # marks
     assert sorted(batch["baselines"]) == ["bm25", "first"]
-    # Outside its list a run gives a document the lowest score that it has given.
+    # Documents outside its list get the lowest score of the run.
     assert data.first_scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
 
 
@@ -146,7 +146,7 @@ def test_as_many_other_queries_are_another_prediction_whose_parts_are_no_others(
     request, asked = CollectionRequest(str(folder), CollectionFiles(**files)), set()
     for part in ("validation", "test"):
         data = ranking_data(folder, collection=request, predict_part=part)
-        data.setup("fit")  # which knows how the texts are read
+        data.setup("fit")  # it knows how texts are read
         data.setup("predict")
         asked.add(data.request("predict").digest())
     assert len(asked) == 2
@@ -154,7 +154,7 @@ def test_as_many_other_queries_are_another_prediction_whose_parts_are_no_others(
 
 def test_the_rows_of_a_group_are_those_of_its_texts_the_longest_first(folder):
     data = built(folder, "train", candidates=CandidateOptions("bm25", top=10), groups=MINED)
-    data = pickle.loads(pickle.dumps(data))  # what a worker gets that is no fork
+    data = pickle.loads(pickle.dumps(data))  # as passed to a worker that is not forked
     encoding, encode = data.encoding, data.encoding.ids
     for places in ([0], [4, 0, 9]):
         batch = data.batch(np.array(places), 2)

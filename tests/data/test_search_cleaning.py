@@ -1,4 +1,4 @@
-"""Main text, near duplicates and reading ease, by hand and through a collection of pages."""
+"""Main text, near duplicates and reading ease: by hand, and for a collection of pages."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def test_the_main_text_of_a_page_is_read_without_its_menus(tmp_path):
 def test_a_document_that_repeats_an_earlier_one_is_a_bad_row(tmp_path):
     pytest.importorskip("datasketch", reason="extra: pages")
     words = [f"word{n}" for n in range(300)]
-    near = [*words[:299], "other"]  # 295 of 297 runs of five words in all are in both
+    near = [*words[:299], "other"]  # 295 of all 297 runs of five words are in both
     half = [*words[:150], *(f"new{n}" for n in range(150))]
     request = beir(tmp_path, [" ".join(own) for own in (words, near, half)] + ["", ""])
     collection = open_collection(request, "reject")

@@ -1,5 +1,5 @@
-"""Collections are read from the field's own files, by number and id from any process; a fault is
-named with its file, line, value, rule and the way out."""
+"""Collections: read from the field's file formats, by number and id, in any process; a fault is
+named with its file, line, value, rule and way out."""
 
 import gzip
 import json
@@ -104,7 +104,7 @@ def test_qrels_have_three_columns_with_or_without_a_header_or_four(tmp_path, lin
     with (folder / "queries.jsonl").open("a") as file:
         file.write('{"_id": "q 2", "text": "an id with a blank"}\n')
     collection = opened(folder)
-    # A judgement that stands twice with one grade is one; a run can hold each id.
+    # A repeated judgement of equal grade counts once; a run may hold each id once.
     assert judged(collection, TRAIN) == [("q1", "d1", 2), ("q%202", "d2", 0.5)]
     assert collection.queries.indices_of(["q 2", "q%202"]).tolist() == [3, 3]
 
@@ -162,7 +162,7 @@ def test_a_folder_of_pages_asks_for_its_titles(tmp_path):
     assert judged(collection, TRAIN) == [(id, id, 1) for id in RECORDS]
     titles, texts, _ = zip(*RECORDS.values(), strict=True)
     assert [query.text for query in collection.queries] == [*titles]
-    # What is trained and measured on titles does not read them in the documents.
+    # Training and evaluation on titles must not find them in the documents.
     bare = collection.without_leak()
     assert [document.whole for document in bare.documents] == [*texts]
     assert bare.fingerprint != collection.fingerprint
@@ -209,7 +209,7 @@ def test_a_folder_of_pages_has_queries_beside_it(tmp_path, kind):
 
 
 def with_queries(folder: Path, count: int) -> CollectionRequest:
-    """A collection with many training queries, in a folder made for it."""
+    """A collection with many training queries, in a new folder."""
     write_beir(folder)
     rows = [{"_id": f"q{i}", "text": f"query {i}"} for i in range(count)]
     write_lines(folder / "queries.jsonl", *map(json.dumps, rows))
@@ -224,7 +224,7 @@ def queries_of(collection: Collection, part: int) -> set[str]:
 
 def test_two_processes_read_one_pickled_collection(tmp_path):
     collection = opened(write_beir(tmp_path))
-    before = [collection.documents[i] for i in range(3)]  # handles and maps stay here
+    before = [collection.documents[i] for i in range(3)]  # handles and memory maps are not pickled
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         assert pool.map(collection.documents.__getitem__, range(3), chunksize=1) == before
     copy = pickle.loads(pickle.dumps(collection))
@@ -240,7 +240,7 @@ def test_missing_parts_are_drawn_from_the_training_queries_by_their_ids(tmp_path
     assert sum(map(len, parts)) == len(set.union(*parts)) == 400
     assert 50 < len(parts[VALIDATION]) < 110
     assert 20 < len(parts[TEST]) < 60
-    fewer = with_queries(tmp_path / "b", 200)  # other queries move none of these
+    fewer = with_queries(tmp_path / "b", 200)  # other queries move none of these to another part
     few = open_collection(CollectionRequest(fewer.folder, split=shares))
     for part in (TRAIN, VALIDATION, TEST):
         assert queries_of(few, part) <= parts[part]
@@ -287,7 +287,7 @@ def test_the_same_files_elsewhere_have_the_same_fingerprint(tmp_path):
 
 def test_a_page_of_another_name_is_another_text_for_bm25(tmp_path):
     page = tmp_path / "apple.txt"
-    page.write_text("of fruit")  # without a title, which is then the file's name
+    page.write_text("of fruit")  # without a title, so the file's name is the title
     assert open_bm25(opened(tmp_path)).search(["pear"], 1).scores.tolist() == [[0]]
     page.rename(tmp_path / "pear.txt")
     assert open_bm25(opened(tmp_path)).search(["pear"], 1).scores[0, 0] > 0
@@ -339,9 +339,9 @@ def test_a_wrong_row_is_named_and_left_out(tmp_path, name, row, message):
         file.write(row + "\n")
     refused(folder, message)
     collection = open_collection(CollectionRequest(str(folder), split=WHOLE), "reject")
-    assert len(collection.judgements(TRAIN).query) == 3  # the sound ones
+    assert len(collection.judgements(TRAIN).query) == 3  # only the valid ones
     assert (len(collection.documents), len(collection.queries)) == (3, 3)
-    assert collection.documents[0].title == "Wings"  # the first of a repeated id stays
+    assert collection.documents[0].title == "Wings"  # the first of repeated ids stays
     assert [bad.line for bad in read_rejected(collection.folder)] == [4 + name.startswith("qrels")]
 
 

@@ -1,4 +1,4 @@
-"""Collections of MS MARCO's and ESCI's shapes, read and searched by BM25."""
+"""Collections in the layouts of MS MARCO and ESCI, read and searched by BM25."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ EXAMPLES = {
 def ms_marco(folder: Path) -> CollectionRequest:
     write_lines(folder / "collection.tsv", "0\tsalt of the sea", "1\tbread and salt", "2\tiron")
     write_lines(folder / "queries.train.tsv", "10\twhat is iron", "12\tunjudged")
-    for name in ("dev.small", "dev"):  # as in its own archive, one is a part of the other
+    for name in ("dev.small", "dev"):  # as in MS MARCO's archive, one in the other
         write_lines(folder / f"queries.{name}.tsv", "11\tsea salt")
     write_lines(folder / "qrels.train.tsv", "10\t0\t2\t1")
     write_lines(folder / "qrels.dev.small.tsv", "11\t0\t0\t1")
@@ -85,7 +85,7 @@ def test_rows_that_break_a_rule_are_named_or_left_out(tmp_path):
     with pytest.raises(ValueError, match=r'examples\.parquet has no column "split"'):
         open_collection(esci(tmp_path / "shop", unlabelled))
     wrong = EXAMPLES | {"split": ["train"] * 3 + ["later"], "esci_label": ["E", "C", "X", "E"]}
-    wrong["query"] = ["kettle", "pot", "kettle", "pan"]  # two texts of one query
+    wrong["query"] = ["kettle", "pot", "kettle", "pan"]  # two texts for one query
     collection = open_collection(esci(tmp_path / "shop", wrong), "reject")
     assert {row.value for row in read_rejected(collection.folder)} == {"7", "later", "X"}
     (tmp_path / "shop/shopping_queries_dataset_examples.parquet").unlink()

@@ -42,7 +42,7 @@ def pairs(
 
 
 def drawn(dataset: PairDataset, sample_id: int, epoch: int) -> tuple[list[int], list[int]]:
-    """Return the documents of a sample, the first of which answers, and all known to."""
+    """Return the documents of a sample, the first of them its answer, and all known answers."""
     batch = dataset.batch(np.array([sample_id]), epoch)
     return batch["document"].tolist(), batch["known"][0].tolist()
 
@@ -118,7 +118,7 @@ def test_a_batch_has_the_documents_of_a_sample_side_by_side(collection):
     assert batch["query_ids"].shape[0] == 4
     assert batch["document_ids"].shape[0] == batch["document"].shape[0] == 12
     assert batch["document"][::3].tolist() == [drawn(dataset, n, 0)[0][0] for n in range(4)]
-    assert batch["document_mask"].any(1).all()  # a document that is missing has a token, too
+    assert batch["document_mask"].any(1).all()  # even a missing document has a token
     assert (batch["document"] == -1).any()
 
 

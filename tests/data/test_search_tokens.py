@@ -1,4 +1,4 @@
-"""Tokens of a collection are those of its texts, and made anew where a fact changes."""
+"""Stored tokens of a collection: equal to fresh ones, and made anew when a fact changes."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def kept(collection: Collection, encoding: TextEncoding) -> tuple:
 
 
 def check(collection: Collection, encoding: TextEncoding) -> None:
-    """Checks that kept tokens are those of the texts as they are now."""
+    """Checks that stored tokens equal those of the current texts."""
     documents, queries = kept(collection, encoding)
     for number in range(len(collection.documents)):
         ids = encoding.ids(collection.documents[number].whole)
@@ -84,4 +84,4 @@ def test_no_epoch_tokenises_what_is_judged(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(TextEncoding, "ids_of", refuse)
     monkeypatch.setattr(TextTokenizer, "encode_batch", refuse)
-    kept(collection, encoding)  # such as another rank's
+    kept(collection, encoding)  # as another rank would

@@ -1,7 +1,7 @@
-"""Copies of the data: each process maps the one file of a store, and none takes its content along.
+"""Memory of the data: all processes map a store's one file, and none copies its content.
 
-Counted in bytes: whatever a dataset holds besides mapped files is as large with long texts as with
-short ones, and so is what a worker gets that is started anew.
+The tests count bytes: what a dataset holds besides mapped files does not grow with the length of
+texts, and neither does the pickle for a worker that is not forked.
 """
 
 import mmap
@@ -24,13 +24,13 @@ from tests.data import data_of_texts as of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-NUMBER, SHORT, LONG = 200, 20, 160  # samples, words of each
+NUMBER, SHORT, LONG = 200, 20, 160  # samples; words of each
 ROOMY = {"context_length": 1024}
-MOST_TAKEN = 0.02  # of what the files grow by
+MOST_TAKEN = 0.02  # of the growth of the files
 
 
 def texts(size: int, number: int = NUMBER) -> list[str]:
-    """Return different texts of as many words."""
+    """Return different texts of so many words."""
     places = range(size)
     return [
         " ".join(f"{(n * 7919 + place * 104729) % 9973:04d}" for place in places)
@@ -54,7 +54,7 @@ STORES: dict[str, Callable[[Path, int], Any]] = {
 
 
 def made(name: str, folder: Path, size: int) -> PlannedDataset:
-    """Return a dataset all of which has been read."""
+    """Return a dataset after reading all of it."""
     folder.mkdir()
     data = STORES[name](folder, size)
     data.prepare_data()
@@ -66,7 +66,7 @@ def made(name: str, folder: Path, size: int) -> PlannedDataset:
 
 
 def buffers(thing: Any) -> Iterator[tuple[int, int, bool]]:
-    """Yield address, bytes, and whether a file is mapped there, of all that a thing holds."""
+    """Yield address, bytes and whether a file is mapped there, for all memory of an object."""
     seen, left = set(), [thing]
     while left:
         part = left.pop()
@@ -91,7 +91,7 @@ def buffers(thing: Any) -> Iterator[tuple[int, int, bool]]:
 
 
 def private_bytes(dataset: PlannedDataset) -> int:
-    """Return what it holds that is no mapped file, each memory once."""
+    """Return the bytes of an object outside mapped files, each memory once."""
     sizes: dict[int, int] = {}
     for address, size, is_mapped in buffers(dataset):
         if not is_mapped:
@@ -106,9 +106,9 @@ def test_longer_texts_or_activations_take_no_more_of_a_process(name: str, tmp_pa
     for size in (SHORT, LONG):
         dataset = made(name, tmp_path / str(size), size)
         held.append(private_bytes(dataset))
-        taken.append(len(pickle.dumps(dataset)))  # what a worker gets that is not forked
+        taken.append(len(pickle.dumps(dataset)))  # as passed to a worker that is not forked
         paths = (path for path in (tmp_path / str(size)).rglob("*") if path.is_file())
-        files.append(sum(path.stat().st_size for path in paths))  # which grow with the texts
+        files.append(sum(path.stat().st_size for path in paths))  # the files grow with the texts
     growth = files[1] - files[0]
     assert growth > 50_000
     assert held[1] - held[0] < MOST_TAKEN * growth

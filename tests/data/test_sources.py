@@ -1,4 +1,4 @@
-"""Tables in and out: every value survives as text, every fault names its file and line."""
+"""Tables in and out: every value stays the same text; faults name file and line."""
 
 import csv
 import gzip
@@ -48,7 +48,7 @@ def test_any_table_of_strings_survives_every_format(tmp_path_factory, table):
 
 
 def test_values_stay_text_and_rows_know_their_line(tmp_path):
-    for first in ("", "sep=;"):  # of Excel, which here is not true
+    for first in ("", "sep=;"):  # Excel's line, here with another delimiter
         text = f'\ufeff{first}\ntext,code\nnan,01110\n\n"a, b",-1\r\n,2.0\n'
         path = write(tmp_path / "t.csv", text)
         assert rows_of(path) == [("nan", "01110"), ("a, b", "-1"), ("", "2.0")]
@@ -127,7 +127,7 @@ def test_a_sheet_is_read_and_written_as_text(tmp_path):
     write_batches(tmp_path / "out.xlsx", [written])
     sheet = openpyxl.load_workbook(tmp_path / "out.xlsx").active
     assert [*sheet.values] == [("text", "n"), ("=1+1", 0.5), ("007", None)]
-    assert sheet["A2"].data_type == "s"  # a text, not a formula
+    assert sheet["A2"].data_type == "s"  # text, not a formula
     with pytest.raises(ValueError, match="holds 32,767 characters, a text has 40,000; name a csv"):
         write_batches(tmp_path / "b.xlsx", [pa.RecordBatch.from_pydict({"text": ["a" * 40_000]})])
 
@@ -156,7 +156,7 @@ def test_whole_numbers_in_parquet_have_no_decimal_point(tmp_path):
 
 def test_a_structured_parquet_column_is_refused(tmp_path):
     pq.write_table(pa.table({"a": ["b"], "codes": [["1", "2"]]}), tmp_path / "t.parquet")
-    # Also where it is to be written beside predictions, of which it is no input.
+    # Also where the column is no input, but only copied beside the predictions.
     for read in (rows_of, lambda path: tables.check_same_columns([Table(path)])):
         with pytest.raises(ValueError, match=r'column "codes" holds list<.*join the values'):
             read(tmp_path / "t.parquet")

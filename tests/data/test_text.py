@@ -1,4 +1,4 @@
-"""Text becomes planned batches, with the tokenizer of the options or of the model."""
+"""Texts as planned batches, with the tokenizer of the options or of the model."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def plain_best_fit(lengths, capacity):
-    """Return the sorted lengths of every row, one piece at a time."""
-    rows = []  # in the order in which they came to their room
+    """Return the sorted lengths of every row, packing one piece at a time."""
+    rows = []  # in the order in which they reached their room
     for size in sorted(lengths, reverse=True):
         fitting = [row for row in rows if sum(row) + size <= capacity]
         if not fitting:
@@ -45,7 +45,7 @@ def plain_best_fit(lengths, capacity):
 
 
 @settings(deadline=None)
-@example((30, [1, 2, 4, 25, 27]))  # two rows of equal room
+@example((30, [1, 2, 4, 25, 27]))  # two rows with equal room
 @given(
     st.integers(1, 40).flatmap(
         lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c), max_size=60))
@@ -69,7 +69,7 @@ END = 256
 
 
 def stream_of(sizes):
-    """Return documents of these numbers of tokens, one end token between two, tokens distinct."""
+    """Return documents of these numbers of tokens, an end token between two, tokens distinct."""
     tokens, starts = [END], []
     for size in sizes:
         starts.append(len(tokens) - 1)
@@ -79,7 +79,7 @@ def stream_of(sizes):
 
 
 def plain_rows(examples, in_one_row):
-    """Return the rows of a batch, built one position at a time; padding is left out."""
+    """Return the rows of a batch, built one position at a time, without padding."""
     rows, document = [], 0
     for sample, pieces in enumerate(examples):
         if not (in_one_row and rows):
@@ -106,7 +106,7 @@ def test_every_token_of_every_document_is_a_target_once(sizes, context, layout):
     assert sorted(labels.tolist()) == sorted(stream.tokens[1:].tolist())
     assert data.lengths.sum() == len(labels) == data.target_counts["tokens"].sum()
     assert data.lengths.max() <= context
-    # Where a document goes on, the label is the token of the next position.
+    # If a document goes on, the label is the token at the next position.
     same = batch["document_ids"][:, 1:] == batch["document_ids"][:, :-1]
     same &= batch["document_ids"][:, 1:] >= 0
     assert torch.equal(batch["labels"][:, :-1][same], batch["input_ids"][:, 1:][same])
@@ -197,7 +197,7 @@ def test_txt_jsonl_parquet_and_folders_give_the_same_tokens(tmp_path, corpus):
     for module in modules:
         module.setup("fit")
         found.append([texts_of(module.store, part) for part in (TRAIN, VALIDATION)])
-    assert found[0] == found[1] == found[2]  # drawn by the text alone
+    assert found[0] == found[1] == found[2]  # the draw depends on the text only
 
 
 @pytest.mark.parametrize("layout", ["packed", "blocks", "documents"])
@@ -211,7 +211,7 @@ def test_an_epoch_has_every_target_once(corpus, layout):
     for batch in data.train_dataloader():
         padding += int((batch["document_ids"] < 0).sum())
         counted += np.bincount(batch["labels"][batch["labels"] >= 0], minlength=len(counted))
-    # all but the first token, which begins the first document
+    # all but the first token, which starts the first document
     assert counted.tolist() == np.bincount(stream.tokens[1:], minlength=len(counted)).tolist()
     assert layout != "documents" or not padding
     lengths = data.datasets["train"].lengths
@@ -220,7 +220,7 @@ def test_an_epoch_has_every_target_once(corpus, layout):
 
 
 def test_without_files_the_demo_text_is_divided_by_documents(monkeypatch):
-    monkeypatch.undo()  # the cache of all tests has the demo, most likely
+    monkeypatch.undo()  # the tests' shared cache probably has the demo
     data = TextDataModule(split=TextSplit(0.1, 0.05))
     data.setup("fit")
     counts = [len(data.store.stream(part).hashes) for part in (TRAIN, VALIDATION, TEST)]
@@ -252,7 +252,7 @@ def test_a_part_without_text_names_the_option(corpus):
 
 
 def trainer_of(stage):
-    """Return what of a Trainer says what it does."""
+    """Return the attributes of a Trainer that show its stage."""
     state = SimpleNamespace(fn=SimpleNamespace(value=stage))
     return SimpleNamespace(state=state, default_root_dir=".")
 
@@ -294,7 +294,7 @@ def test_evaluation_takes_the_store_of_training_and_needs_no_training_text(tmp_p
 
 @pytest.fixture
 def pretrained(tmp_path):
-    """A folder whose tokenizer knows a letter that the corpus has not."""
+    """A folder whose tokenizer knows a letter that the corpus lacks."""
     made = make_tokenizer(CHARACTERS, iter([*TEXTS, "q"]))
     return str(saved_tokenizer(made, tmp_path / "pretrained"))
 

@@ -1,4 +1,4 @@
-"""Texts as input of an encoder, and as terms of search."""
+"""Texts as encoder inputs, and as search terms."""
 
 import numpy as np
 import pytest

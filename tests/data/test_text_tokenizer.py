@@ -1,6 +1,6 @@
-"""Tokenizers: nothing of a text is lost, bytes add up, transformers reads what is saved.
+"""Tokenizers: no text is lost, bytes add up, and transformers reads the saved files.
 
-Of words, nothing is lost but the kind of white space.
+A tokenizer of words loses only the kind of white space.
 """
 
 import json
@@ -116,7 +116,7 @@ def test_a_continuation_of_words_begins_with_a_space() -> None:
     assert tokenizer.decode(first) + tokenizer.decode_continuation(then) == whole
     assert tokenizer.encode_batch(["sat ."], continues=True)[0].tolist() == then[:2].tolist()
     assert tokenizer.encode_with_offsets(["the  fox"])[0].offsets == [(0, 3), (5, 8)]
-    assert tokenizer.byte_lengths() is None  # words spell no spaces
+    assert tokenizer.byte_lengths() is None  # words do not encode spaces
 
 
 @pytest.mark.parametrize("text", ["the wolf sat", "the fox<|endoftext|>wolf", "\x1c\x1d wolf"])
@@ -155,7 +155,7 @@ def test_byte_pairs_depend_on_the_texts_alone() -> None:
     assert tokenizer.end_id == 274
     assert bpe_tokenizer(reversed(texts), 275).digest == tokenizer.digest
     assert len(tokenizer.encode(" sat")) == 1  # a frequent word
-    assert bpe_tokenizer(["aaaa"], 275).vocab_size < 275  # there is no more to join
+    assert bpe_tokenizer(["aaaa"], 275).vocab_size < 275  # no pairs are left to merge
 
 
 def test_the_plain_template_ends_answers_only() -> None:
@@ -181,7 +181,7 @@ def test_a_character_that_is_not_in_the_vocabulary_is_named() -> None:
         tokenizer.encode("The<|endoftext|> Zebra")
     with pytest.raises(ValueError, match="does not know"):
         tokenizer.encode_with_offsets(["fine", "Z"])
-    # The characters of a special token need not be there one by one: it is found as a whole.
+    # The characters of a special token need not be in the vocabulary: it is matched as a whole.
     assert tokenizer.encode("The<|endoftext|>")[-1] == tokenizer.end_id
 
 
@@ -192,7 +192,7 @@ def test_a_folder_whose_bytes_are_not_all_there_drops_nothing_either(tmp_path: P
     tokenizer = make_tokenizer(folder_of(backend, tmp_path, eos_token="</s>"), iter(()))
     assert tokenizer.encode("hen hen</s>").tolist() == [0, 1, 2, 3, 0, 1, 2, 5]
     with pytest.raises(ValueError, match='the character "é"'):
-        tokenizer.encode("hené")  # its first byte is there, its second is not
+        tokenizer.encode("hené")  # the first byte is in it, the second is not
 
 
 def test_pieces_of_sentencepiece_spell_their_bytes(tmp_path: Path) -> None:

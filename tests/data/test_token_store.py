@@ -1,4 +1,4 @@
-"""Token stores hold every token once, divided as asked, begin and end tokens in their places."""
+"""Token stores hold every token once, in the parts requested, with begin and end tokens."""
 
 import json
 import tracemalloc
@@ -37,7 +37,7 @@ BYTES = tokenizers.make_tokenizer(tokenizers.TokenizerOptions(), iter(()))
 @pytest.mark.parametrize(
     ("begin_id", "expected"),
     [
-        (END, None),  # one token stands between two documents
+        (END, None),  # one token separates two documents
         (None, "Hi<|endoftext|>you<|endoftext|>"),
         (72, None),
     ],
@@ -65,7 +65,7 @@ def test_a_tail_has_no_begin_token_and_ends_with_the_document(tmp_path):
     assert texts_of(store, VALIDATION) == ["ef", "EF"]
     assert texts_of(store, TEST) == ["gh" + sign, "GH" + sign]
     assert store.facts["num_bytes"] == [8, 4, 4]
-    own = {TRAIN: files[:1], VALIDATION: files[1:]}  # then nothing is cut off
+    own = {TRAIN: files[:1], VALIDATION: files[1:]}  # then no part is cut off
     store = request(own, TextSplit(0.25, 0.25, by="tail")).open()
     found = [texts_of(store, part) for part in (TRAIN, VALIDATION)]
     assert found == [[f"{sign}abcdefgh{sign}"], [f"{sign}ABCDEFGH{sign}"]]
@@ -158,7 +158,7 @@ def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypat
     moved = tmp_path / "moved"
     moved.mkdir()
     assert request([text_file(moved / "b.txt", path.read_text())]).folder() == base.folder()
-    monkeypatch.setattr("datamodules.text.store.make_tokenizer", None)  # making it would now fail
+    monkeypatch.setattr("datamodules.text.store.make_tokenizer", None)  # making one would now fail
     assert request([path]).open().fingerprint == store.fingerprint
     text_file(path, "Other text")
     assert base.folder() != store.folder
@@ -171,7 +171,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch):
     peaks = []
     for num in (200, 2000):  # 0.2 and 2 MB
         path = text_file(tmp_path / f"{num}.jsonl", line * num)
-        request([path]).folder()  # reads the file in large steps for its digest
+        request([path]).folder()  # its digest reads the file in large steps
         tracemalloc.start()
         request([path]).open()
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -1,4 +1,4 @@
-"""Runs that are over and started again, trainers that train twice, callbacks after a resume."""
+"""Finished runs started again, trainers that train twice, callbacks after a resume."""
 
 import multiprocessing
 from functools import partial
@@ -24,7 +24,7 @@ from lit_models.training.run import default_loggers
 from tests.toy import CutAt, LitToy, PowerCut, ToyData, csv_rows, ledger_lines, toy_trainer
 from tests.training.test_ends import Told
 
-STEPS = 7  # of an epoch
+STEPS = 7  # in an epoch
 REFUSED: dict[str, dict[str, Any]] = {
     "Scheduler would put more samples": {"callbacks": [GradientAccumulationScheduler({1: 2})]},
     "StochasticWeightAveraging copies": {"callbacks": [StochasticWeightAveraging(0.1)]},
@@ -36,7 +36,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def epochs_of(folder: Path, *callbacks: Callback, module: Any = None) -> int:
-    """Train, or go on from the last checkpoint, and return the epochs in the ledger."""
+    """Train, or resume from the last checkpoint; return the epochs in the ledger."""
     last = folder / "checkpoints" / "last.ckpt"
     trainer = toy_trainer(folder, callbacks=list(callbacks), max_epochs=9)
     resume = {"ckpt_path": last if last.exists() else None, "weights_only": True}
@@ -44,7 +44,7 @@ def epochs_of(folder: Path, *callbacks: Callback, module: Any = None) -> int:
     return len(ledger_lines(folder)) // STEPS
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # and no such callback
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # without the callback
 def test_a_run_that_early_stopping_has_ended_goes_on_with_more_patience_alone(tmp_path):
     def stopping(patience: int) -> EarlyStopping:
         return EarlyStopping("val/loss", min_delta=1e9, patience=patience)
@@ -66,7 +66,7 @@ def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_pat
     trainer.fit(LitToy(), ToyData())
     last = read_checkpoint(path := tmp_path / "checkpoints" / "last.ckpt")
     assert 2 * STEPS <= last["global_step"] == len(ledger_lines(tmp_path)) < 3 * STEPS
-    trainer.fit(LitToy(), ToyData(), ckpt_path=path, weights_only=True)  # the same one goes on
+    trainer.fit(LitToy(), ToyData(), ckpt_path=path, weights_only=True)  # the same trainer
     assert len(ledger_lines(tmp_path)) == 3 * STEPS
 
 
@@ -98,7 +98,7 @@ def test_a_trainer_trains_twice_from_a_checkpoint_alone(tmp_path, checkpoints):
 
 
 class LitStepwise(LitToy):
-    """A schedule of it is asked every few steps of an epoch."""
+    """Its schedule steps every few steps of an epoch."""
 
     def __init__(self, schedule: Any, frequency: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_a_schedule_is_asked_after_optimizer_steps_with_accumulation_too(tmp_pat
 
 @pytest.mark.filterwarnings("ignore:SIGTERM", "ignore:ReduceLROnPlateau conditioned on metric")
 def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_path):
-    def module() -> LitStepwise:  # its rate falls with each validation after the first one
+    def module() -> LitStepwise:  # its rate falls with each validation but the first
         plateau = {"mode": "max", "factor": 0.7, "patience": 0, "threshold": 1e9}
         return LitStepwise(partial(ReduceLROnPlateau, **plateau), STEPS)
 
@@ -133,7 +133,7 @@ def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_p
 
 
 def rows_of(folder: Path, **data: Any) -> list[list[str]]:
-    """Return step and names of the rows that a run writes with Lightning's monitor of rates."""
+    """Return step and names of the rows that a run with Lightning's rate monitor writes."""
     logger, callbacks = default_loggers(str(folder))[:1], [LearningRateMonitor()]
     options = {"logger": logger, "callbacks": callbacks, "log_every_n_steps": 1}
     toy_trainer(folder, **options).fit(LitToy(), ToyData(**data))
@@ -162,9 +162,9 @@ def test_metrics_have_the_same_rows_with_accumulation(tmp_path):
 def test_an_error_ends_the_processes_that_load_data(tmp_path):
     cut, module = CutAt(3), LitToy()
     cut.on_after_backward, cut.on_train_batch_start = cut.on_validation_start, lambda *_: None
-    with pytest.raises(PowerCut) as error:  # which holds the frames of the training
+    with pytest.raises(PowerCut) as error:  # which holds the training's stack frames
         toy_trainer(tmp_path / "cut", callbacks=[cut]).fit(module, ToyData(num_workers=2))
     assert error.value.__traceback__ is not None
     assert multiprocessing.active_children() == []
     toy_trainer(tmp_path / "again", callbacks=[], max_steps=1).fit(module, ToyData())
-    assert ledger_lines(tmp_path / "again")[0]["samples"] == 8  # none of the step that was cut
+    assert ledger_lines(tmp_path / "again")[0]["samples"] == 8  # nothing of the cut step

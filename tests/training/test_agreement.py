@@ -1,4 +1,4 @@
-"""Ranks whose nodes have other files: they say so and end, or do the same all the same."""
+"""Ranks whose nodes have different files: they report it and stop, or train alike all the same."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def rank() -> int:
 
 
 def of_config(folder: Path, rates: list[str]) -> int:
-    """Train by a command whose config says another rate on each rank."""
+    """Train by a command whose config has another rate on each rank."""
     path = folder / str(rank()) / "toy.yaml"
     path.parent.mkdir()
     path.write_text(TOY.replace("lr: 0.01", f"lr: {rates[rank()]}"))
@@ -38,7 +38,7 @@ def of_version(folder: Path) -> int:
 
 
 def of_strategy(folder: Path) -> int:
-    """Train where each rank's own memory has chosen another strategy."""
+    """Train where each rank's memory has led to another strategy."""
     chosen = ("ddp", "fsdp")[rank()], ""
     with mock.patch("lit_models.cli.choose_strategy", return_value=chosen):
         return of_config(folder, ["0.01", "0.01"])
@@ -61,7 +61,7 @@ def of_checkpoint(folder: Path) -> None:
 
 
 def of_parts(folder: Path) -> None:
-    """Predict where the second rank does not see yet what an earlier prediction has written."""
+    """Predict where the second rank cannot yet see files of an earlier prediction."""
     late: Any = mock.patch.object(Path, "glob", return_value=[])
     with late if rank() else contextlib.nullcontext():
         predict(folder, devices=2, strategy="ddp")

@@ -1,4 +1,4 @@
-"""The fixed tree: one expression on any number of replicas; what cannot keep it is refused."""
+"""The fixed summation tree: one expression for any replicas; what cannot keep it is refused."""
 
 import json
 import re
@@ -19,7 +19,7 @@ EPOCH = r"epoch 7 steps, 50 samples, plan [0-9a-f]{12}"
 
 
 def joined(parts: list) -> frozenset:
-    """Return the expression of a binary counter: a sum is the set of its two parts."""
+    """Return the expression that a binary counter builds: a sum is the set of its two parts."""
     if len(parts) == 1:
         return parts[0]
     return joined([frozenset(parts[i : i + 2]) for i in range(0, len(parts), 2)])
@@ -27,10 +27,10 @@ def joined(parts: list) -> frozenset:
 
 def expression(num_replicas: int) -> frozenset:
     ids, sums = np.arange(CHUNKS), []
-    for replica in range(num_replicas):  # of which every sample is a chunk of its own
+    for replica in range(num_replicas):  # each sample is a chunk of its own
         dealt = deal(ids, CHUNKS - ids, num_replicas, replica, CHUNKS // num_replicas)
         sums.append(joined([int(chunk[0]) for chunk, _ in dealt]))
-    while len(sums) > 1:  # as ranks swap: with the mirror image
+    while len(sums) > 1:  # ranks swap partial sums with their mirror image
         last = len(sums) - 1
         sums = [frozenset([sums[i], sums[last - i]]) for i in range(len(sums) // 2)]
     return sums[0]

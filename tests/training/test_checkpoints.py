@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, plain data, in a file or in a folder of all ranks."""
+"""Checkpoints: whole or absent, plain data, in one file or in a folder of all ranks."""
 
 import copy
 import errno
@@ -229,11 +229,11 @@ def test_a_write_that_fails_ends_the_run_by_the_next_step(tmp_path, monkeypatch)
         toy_trainer(tmp_path, callbacks=[saves, written]).fit(LitToy(), ToyData())
     report = json.loads((tmp_path / "failure.json").read_text())
     assert "No space left" in report["error"]
-    assert report["step"] in (3, 4)  # the writer may be the quicker one
+    assert report["step"] in (3, 4)  # the writer may be faster
 
 
 class OnGPU(torch.Tensor):
-    """A tensor that says that it lies on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     is_cuda = True
 
@@ -283,7 +283,7 @@ def test_the_best_checkpoint_follows_the_metric_that_the_module_names(tmp_path):
 
 
 def save(path, step):
-    """Write a folder with a weight that has two names, as a group of one process does."""
+    """Write a folder whose weight has two names, as a group of one process does."""
     content = {"state_dict": {"weight": {"_sharded_tensor": "w"}, "tied": {"_sharded_tensor": "w"}}}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -313,7 +313,7 @@ def test_four_ranks_write_what_one_reads_and_a_full_disk_of_one_leaves_the_old_f
 
 def killed_before_the_folder_is_renamed(path):
     store.put_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    save(path, 8)  # the marker is written
+    save(path, 8)  # now the marker is written
 
 
 def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(tmp_path):
@@ -328,7 +328,7 @@ def test_a_kill_in_the_middle_leaves_the_old_folder_and_the_next_save_is_sound(t
     assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # those of the user's umask
     assert len(os.listdir(path.parent)) == 2
     save(path.with_name("next.ckpt"), 16)
-    os.utime(path)  # as a copy or an index does
+    os.utime(path)  # as a copy or an index changes times
     assert newest_checkpoint(tmp_path) == path.with_name("next.ckpt")
 
 
@@ -349,6 +349,6 @@ def test_a_file_and_a_folder_replace_each_other(tmp_path):
     save(path, 2)
     AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 4}, path)
     assert read_checkpoint(path)["global_step"] == 4
-    save(path, 8)  # two devices go on
+    save(path, 8)  # two devices resume
     assert read_checkpoint(path)["global_step"] == 8
     assert sorted(os.listdir(tmp_path)) == ["last.ckpt", "previous.ckpt"]

@@ -1,4 +1,4 @@
-"""Keyed dropout: rate and scale of nn.Dropout; masks follow the sample and nothing else."""
+"""Keyed dropout: rate and scale of nn.Dropout; masks depend on the sample and nothing else."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_no_axis_prefers_an_index():
 
 
 def correlation(left: Tensor, right: Tensor) -> float:
-    """Return the correlation of two masks in standard deviations of independent ones."""
+    """Return the correlation of two masks, in standard deviations of independent masks."""
     a, b = ((side == 0).double() - 0.25 for side in (left, right))
     return float((a * b).mean() / (0.25 * 0.75)) * a.numel() ** 0.5
 
@@ -111,7 +111,7 @@ def test_compiled_code_draws_the_same_masks_and_is_one_for_all_modules() -> None
                 keys.begin(7, torch.arange(samples))
                 found.append(call(torch.ones(samples, length, 33)))
             assert torch.equal(*found)
-    assert len(graphs) == 2  # of one size, and of all others
+    assert len(graphs) == 2  # one for the first size, one for all others
 
 
 @given(order=st.permutations(range(6)), cut=st.integers(1, 5), padding=st.integers(0, 5))
@@ -201,7 +201,7 @@ def test_a_run_with_dropout_goes_on_in_the_middle_of_an_epoch_as_if_it_had_not_s
     whole = fit(tmp_path / "whole")
     fit(tmp_path / "cut", max_steps=10)
     last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
-    assert read_checkpoint(last)["global_step"] == 10  # of 7 an epoch
+    assert read_checkpoint(last)["global_step"] == 10  # of 7 in an epoch
     resumed = fit(tmp_path / "cut", 2, last)
     torch.testing.assert_close(whole, resumed, rtol=1e-10, atol=1e-12)
     assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "whole"), rel=1e-10)

@@ -1,5 +1,5 @@
-"""A run that is killed or told to stop around a validation or the end of an epoch goes on as one
-that is not: schedules, EarlyStopping, callbacks and rows of metrics included."""
+"""A run that is killed or stopped around a validation or the end of an epoch continues like an
+undisturbed one: schedules, EarlyStopping, callbacks and rows of metrics included."""
 
 import os
 import signal
@@ -16,12 +16,12 @@ from lit_models.training.run import default_loggers
 from tests.toy import CutAt, LitToy, PowerCut, ToyData, csv_rows, ledger_lines, toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:SIGTERM")
-STEPS = 7  # of an epoch
+STEPS = 7  # in an epoch
 NEVER_BETTER = {"monitor": "val/loss", "mode": "max", "min_delta": 1e9}
 
 
 class LitPlateau(LitToy):
-    """Its rate falls after each validation, as none is better than the first one."""
+    """Its rate falls after each validation, since none improves on the first."""
 
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
@@ -30,7 +30,7 @@ class LitPlateau(LitToy):
 
 
 class Counts(Callback):
-    """Counts what it hears of, and keeps that in checkpoints."""
+    """Counts hook calls, and keeps the counts in checkpoints."""
 
     def __init__(self):
         self.counts = {"steps": 0, "validations": 0, "epochs": 0}
@@ -52,7 +52,7 @@ class Counts(Callback):
 
 
 class Told(Callback):
-    """Tells the run to stop before a step."""
+    """Asks the run to stop before a step."""
 
     def __init__(self, step):
         self.step = step
@@ -63,7 +63,7 @@ class Told(Callback):
 
 
 def run(folder, *more, every=None, **options):
-    """Train, or go on, and return rates, the counts, the steps of validations and rows by name."""
+    """Train or resume; return rates, counts, steps of validations, and rows by name."""
     resume, counts = newest_checkpoint(folder), Counts()
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
     callbacks += [LastCheckpoint(every), counts, EarlyStopping(**NEVER_BETTER, patience=2), *more]
@@ -84,11 +84,11 @@ def facts(folder):
 
 LENGTHS = {"epochs": {"max_epochs": 6}, "steps": {"max_epochs": -1, "max_steps": 6 * STEPS}}
 EVENTS = {
-    # At a batch that follows the end of an epoch, whose checkpoint is the newest.
+    # At the batch after the end of an epoch, whose checkpoint is the newest.
     "killed after an epoch": ({}, CutAt(STEPS + 1)),
     "killed in the validation of a saved step": ({"every": STEPS}, CutAt(STEPS)),
     "killed within an epoch": ({"every": 4}, CutAt(9)),
-    # The ledger's vector is read two steps after a signal.
+    # A signal takes effect two steps later, when the ledger's vector is read.
     "told to stop at an epoch's end": ({}, Told(STEPS - 2)),
     "told to stop in the first epoch": ({}, Told(1)),
     "told to stop before a validation": ({}, Told(STEPS - 1)),
@@ -97,7 +97,7 @@ EVENTS = {
 
 @pytest.fixture(scope="module", params=LENGTHS.values(), ids=LENGTHS)
 def whole(request, tmp_path_factory):
-    """The length of an undisturbed run, and what came of it."""
+    """The length of an undisturbed run, and its results."""
     run(folder := tmp_path_factory.mktemp("whole"), **request.param)
     return request.param, facts(folder)
 
@@ -110,7 +110,7 @@ def test_a_resumed_run_ends_its_epochs_as_one_that_went_on(whole, tmp_path, even
     except PowerCut:
         assert isinstance(callback, CutAt)
     trainer = run(tmp_path, **options, **length)
-    assert trainer.global_step == 3 * STEPS  # as EarlyStopping says
+    assert trainer.global_step == 3 * STEPS  # EarlyStopping stops it there
     found = facts(tmp_path)
     torch.testing.assert_close(found["weights"], expected["weights"])
     assert found["rows"] == [(step, pytest.approx(loss)) for step, loss in expected["rows"]]

@@ -1,4 +1,4 @@
-"""Losses: the gradient of the one big batch, whatever the accumulation."""
+"""Losses: the gradient of one large batch, whatever the accumulation."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.toy import LitToy, ToyData, ToySequences, assert_same_samples, ledger
 
 
 class FirstGradient(Callback):
-    """Keeps the gradient that the first optimizer step sees."""
+    """Keeps the gradient of the first optimizer step."""
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         if trainer.global_step == 0:
@@ -55,7 +55,7 @@ def test_every_step_agrees_over_accumulation_and_workers(tmp_path):
     }.items():
         toy_trainer(tmp_path / name).fit(LitToy(), ToyData(**options))
         runs[name] = ledger_lines(tmp_path / name)
-    assert not torch.multiprocessing.active_children()  # a run ends its workers
+    assert not torch.multiprocessing.active_children()  # its workers end with the run
     assert len(runs["plain"]) == 14
     for other in ("accumulated", "workers"):
         assert_same_samples(runs["plain"], runs[other])
@@ -78,7 +78,7 @@ def test_limits_and_intervals_count_optimizer_steps_and_an_overfitted_run_repeat
             if not trainer.sanity_checking:
                 self.steps += (trainer.global_step,)
 
-    # Also where a step is one batch, Lightning's callbacks judge each validation, not each epoch.
+    # Even where a step is one batch, Lightning's callbacks act at each validation, not each epoch.
     stops = EarlyStopping("val/loss", min_delta=1e9, patience=0)
     cases = [("one", None, 2, []), ("four", 2, 0.5, []), ("each", None, 1, [stops])]
     for name, micro, interval, more in cases:
@@ -115,7 +115,7 @@ def test_a_share_is_the_weighed_sum_of_totals_by_their_counts():
     share.backward()
     assert totals["a"].grad == pytest.approx(1 / 3)
     halves = {"c": terms["c"]}
-    assert share_of_step(halves, batch, {}).dtype == torch.float32  # sums of steps are no halves
+    assert share_of_step(halves, batch, {}).dtype == torch.float32  # sums stay float32
     nothing = share_of_step({"e": terms["e"]}, batch, {"e": 0.0})
     assert nothing == 0
     assert nothing.shape == ()
@@ -123,7 +123,7 @@ def test_a_share_is_the_weighed_sum_of_totals_by_their_counts():
 
 @pytest.mark.parametrize("precision", ["16-true", "bf16-true"])
 def test_half_precision_rounds_no_count_and_no_sum(precision):
-    rows, step_count = 3001, 65_603.0  # float16 ends at 65,504, bfloat16 has 8 bits
+    rows, step_count = 3001, 65_603.0  # the largest float16 is 65,504; bfloat16 has 8 bits
     batch = {"weight": torch.ones(rows), "step_denominators": {"a": step_count}}
     batch = HalfPrecision(precision).convert_input(batch)
     assert batch["weight"].dtype != torch.float32

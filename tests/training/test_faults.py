@@ -1,4 +1,4 @@
-"""Faults of a run: signals that come again, steps that are not finite, ranks that are silent."""
+"""Faults of a run: repeated signals, steps that are not finite, silent ranks."""
 
 import json
 import os
@@ -29,12 +29,12 @@ from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 pytestmark = pytest.mark.filterwarnings("ignore:.*its update was not applied")
 
 USR1 = signal.SIGUSR1
-PLANTED = 17  # the sample of which a number is NaN
+PLANTED = 17  # the sample that contains a NaN
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Restore what this process does with signals: all that it starts inherits an ignored one."""
+    """Restore this process's signal handlers, since child processes inherit ignored signals."""
     before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in FORWARDED}
     yield
     for signum, handler in before.items():
@@ -42,7 +42,7 @@ def handlers() -> Iterator[None]:
 
 
 class InStep(Callback):
-    """Does something in the third step."""
+    """Runs a function in the third step."""
 
     def __init__(self, action: Any) -> None:
         self.action = action
@@ -57,7 +57,7 @@ def warn(_: Any) -> None:
 
 
 def stop_as_another_rank(trainer: Any) -> None:
-    ledger_of(trainer).wants_stop = True  # the vector does not say whose wish it is
+    ledger_of(trainer).wants_stop = True  # the vector does not tell which rank asked
 
 
 def fail_after_warning(_: Any) -> None:
@@ -69,7 +69,7 @@ def fail_after_warning(_: Any) -> None:
 def test_a_run_that_ends_waits_for_its_save_and_ignores_the_warnings_that_follow(
     tmp_path: Path, action: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The save of step 2 is under way when the third step stops the run or fails."""
+    """The save of step 2 is still running when the third step stops the run or fails."""
     write, at_its_end = torch.save, []
 
     def write_slowly(*what: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_run_that_ends_waits_for_its_save_and_ignores_the_warnings_that_follow
 
 
 def test_a_failure_of_a_gpu_that_answers_nothing_any_more_is_reported(tmp_path: Path) -> None:
-    """Tensors of the device `meta` cannot be read either."""
+    """Tensors of the device `meta`, too, have no values to read."""
 
     class Broken(LitToy):
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
@@ -145,7 +145,7 @@ OPTIMIZERS = {name: partial(getattr(torch.optim, name), lr=0.01) for name in PLA
 
 
 class States(Callback):
-    """Keeps weights and optimizer state after every step."""
+    """Keeps weights and optimizer state after each step."""
 
     def __init__(self):
         self.after = {}
@@ -200,7 +200,7 @@ def test_the_run_stops_and_names_the_sample(tmp_path):
     assert PLANTED in event["sample_ids"]
     assert len(set(event["sample_ids"])) == len(event["sample_ids"])
     assert f"step {event['step']}:" in str(error.value)
-    report = json.loads((tmp_path / FAILURE).read_text())  # not of the step under way by then
+    report = json.loads((tmp_path / FAILURE).read_text())  # not those of the step under way
     assert (report["step"], report["sample_ids"]) == (event["step"], event["sample_ids"])
 
 
@@ -211,7 +211,7 @@ def test_a_gradient_that_is_not_finite_stops_a_run_of_finite_losses(tmp_path):
             self.model[0].weight.register_hook(lambda gradient: gradient / 0)
 
     stops = NonFinite()
-    for run in ("one", "another"):  # which is told of its own step
+    for run in ("one", "another"):  # each names its own step
         with pytest.raises(FloatingPointError, match="step 1: loss or gradient is not finite"):
             toy_trainer(tmp_path / run, callbacks=[stops]).fit(Steep(), ToyData())
 
@@ -236,7 +236,7 @@ def test_too_many_skipped_steps_stop_the_run(tmp_path):
 def test_a_rank_that_is_silent_writes_its_stack_and_ends(tmp_path, capfd):
     statuses: list[int] = []
     watch = Watch(tmp_path, 3, 0.2, statuses.append)
-    watch.beat = (time.monotonic() + 60, {"step": 4})  # a sign of life, also on a busy machine
+    watch.beat = (time.monotonic() + 60, {"step": 4})  # a sign of life, on a busy machine too
     time.sleep(0.4)
     assert not statuses
     watch.beat = (time.monotonic(), {"step": 5})
@@ -267,7 +267,7 @@ def test_names_of_libraries_that_are_private_are_still_there(tmp_path):
     assert callable(trainer._signal_connector.register_signal_handlers)
     loop = trainer.fit_loop.epoch_loop
     assert callable(loop._broadcast_sigterm_tensor)
-    assert loop._skip_next_val is False  # set by the ledger, which ends a run without validation
+    assert loop._skip_next_val is False  # the ledger sets it to end a run without validation
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.AdamW([weight], fused=True)
     assert optimizer._step_supports_amp_scaling

@@ -1,4 +1,4 @@
-"""A stranger's checkpoint, exported folder and run folder run no code."""
+"""Checkpoints, exported folders and run folders from strangers: loading them runs no code."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.toy import LitToy
 from tests.wrong_inputs import FIT, ONE_DEVICE
 
 CKPT = "planted.ckpt"
-# Its import writes a file, and so does the call of what is in it.
+# Importing it writes a file, and so does calling what it defines.
 MINE = """
 from pathlib import Path
 import torch
@@ -55,7 +55,7 @@ def of_schedule(lr_lambda: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def planted(folder_with_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder: a sound run, and beside it a module that nobody may import."""
+    """The working folder: a valid run, and beside it a module that must never be imported."""
     shutil.copytree(folder_with_run, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.syspath_prepend(tmp_path / "here")
@@ -84,7 +84,7 @@ def plant(values: dict[str, Any]) -> None:
     if "_class_path" in values:
         config["class_path"] = run["model"]["class_path"] = values["_class_path"]
     Path("exported/config.json").write_text(json.dumps(config))
-    Path("runs/mine/config.yaml").write_text(json.dumps(run))  # which is YAML too
+    Path("runs/mine/config.yaml").write_text(json.dumps(run))  # JSON is valid YAML
 
 
 EVALUATE = [*ONE_DEVICE, "--data.test_files=train.csv", "--data.predict_files=mine.csv"]
@@ -204,14 +204,14 @@ def test_what_our_own_checkpoints_name_is_allowed(values):
     ],
 )
 def test_ways_around_are_refused(values, own_folder):
-    Path("mine").write_text("class_path: os.x")  # the parser reads a file of this name
+    Path("mine").write_text("class_path: os.x")  # the parser would read a file of this name
     with pytest.raises(ValueError, match=r"x\.ckpt: .* names .*trust_checkpoint"):
         UNTRUSTED.check("x.ckpt", LitCausalLM, values)
     StoredClasses(trust=True).check("x.ckpt", LitCausalLM, values)
 
 
 def test_all_our_constructors_say_the_types_of_their_arguments():
-    """One whose annotation cannot be read would refuse sound paths of its checkpoints."""
+    """Unreadable annotations would make a checkpoint's valid paths be refused."""
     for name in lit_models.__all__:
         made = getattr(lit_models, name)
         for kind in getattr(made, "__mro__", ()):
@@ -266,6 +266,6 @@ def test_options_of_another_version_are_found_at_any_depth():
     options = {"class_path": encoder, "init_args": {"width": 8}}
     loss = {"linear": {"cost": 1.0}}
     assert known == {"encoder": options, "loss": loss, "temperature": {"flat": 1.0}}
-    fusion, heads = {"fusion": {"weight": 0.5}}, {"heads": {"a": {"weight": 2.0}}}  # free names
+    fusion, heads = {"fusion": {"weight": 0.5}}, {"heads": {"a": {"weight": 2.0}}}  # user's names
     assert known_arguments(lit_models.LitRetriever, {"gone": None, **fusion}) == (fusion, [], [])
     assert known_arguments(lit_models.LitTextScorer, heads) == (heads, [], [])

@@ -1,4 +1,4 @@
-"""What a state takes of a device, the strategy that follows, and `micro_batch_size: auto`."""
+"""Memory of a training state, the strategy that follows from it, and `micro_batch_size: auto`."""
 
 import json
 import math
@@ -30,7 +30,7 @@ TWO = Verdict("cuda", [0, 1], 2)
 
 
 class Built(LightningModule):
-    """A network of 2^20 weights that its constructor builds."""
+    """A network of 2^20 weights, built in its constructor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Built(LightningModule):
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """Bytes of each GPU, of which the tests choose."""
+    """Bytes of each GPU; tests change them."""
     of_gpu: dict[int, int] = {0: GIB, 1: GIB}
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: Mock(total_memory=of_gpu[i]))
     return of_gpu
@@ -65,7 +65,7 @@ def test_the_rule_is_what_a_run_holds(tmp_path):
     ("mib", "strategy"), [(1024, "ddp"), (20, "ddp"), (19, "fsdp"), (9, "fsdp")]
 )
 def test_ddp_where_the_state_leaves_room_on_each_gpu_else_fsdp(memory, mib, strategy):
-    memory[1] = mib * MIB  # the smallest decides; the state takes 16 MiB
+    memory[1] = mib * MIB  # the smallest GPU decides; the state takes 16 MiB
     chosen, line = choose_strategy(TWO, Built())
     assert chosen == strategy
     assert "0.02 GiB of the" in line
@@ -96,7 +96,7 @@ BASE, PER_POSITION = 100, 10  # bytes of the hand-made memory
 
 
 class Noisy(LitToy):
-    """The toy with dropout, running statistics, a metric and a record of shapes."""
+    """The toy with dropout, running statistics, a metric, and a record of shapes."""
 
     def configure_model(self) -> None:
         super().configure_model()
@@ -131,7 +131,7 @@ class HandMade:
 
 
 class TooLong(Noisy):
-    """A network of two blocks whose memory ends at a number of positions."""
+    """A network of two blocks that runs out of memory at a number of positions."""
 
     most, in_backward = 20, False
 
@@ -208,7 +208,7 @@ def test_the_run_is_bit_for_bit_that_of_the_number_that_was_found(tmp_path, kind
 
 
 def assert_equal(one: Path, other: Path) -> None:
-    """Assert that two runs have the same ledger and checkpoint, bit for bit."""
+    """Assert that two runs have bit-identical ledgers and checkpoints."""
     left, right = ledger_lines(one), ledger_lines(other)
     for a, b in zip(left, right, strict=True):
         assert {**a, "seconds": 0, "hash": ""} == {**b, "seconds": 0, "hash": ""}
@@ -225,7 +225,7 @@ def test_a_device_out_of_memory_takes_less(tmp_path, own_environment, strategy, 
     module.in_backward = in_backward
     fit(tmp_path, ToyData(), module, most=10**6, strategy=strategy)
     facts = json.loads((tmp_path / "topology.json").read_text())["plan"]
-    assert facts["micro_batch_size"] == 2  # 2 rows of 9 positions, where 20 are there
+    assert facts["micro_batch_size"] == 2  # 2 rows of 9 positions fit into 20
     assert facts["rehearsal"]["micro_batch_size"] == 2
     lines = ledger_lines(tmp_path)
     assert len(lines) == 14

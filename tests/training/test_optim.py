@@ -112,7 +112,7 @@ def test_a_head_that_is_the_embedding_too_is_trained_as_that() -> None:
 
 
 def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
-    ours, theirs = network().bfloat16(), network().bfloat16()  # torch's iterates in bfloat16 alone
+    ours, theirs = network().bfloat16(), network().bfloat16()  # torch iterates in bfloat16 only
     both = {"lr": 0.02, "weight_decay": 0.1}
     optimizer = optim.MuonAdamW(groups_of(ours), adamw_factor=0.5, **both)
     muon = torch.optim.Muon([m.weight for m in theirs[1:3]], **both, adjust_lr_fn="match_rms_adamw")
@@ -127,7 +127,7 @@ def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
                 each.zero_grad()
     for (name, found), expected in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
-    matrices = torch.randn(4, 5, 3, dtype=torch.float64)  # at once as one by one
+    matrices = torch.randn(4, 5, 3, dtype=torch.float64)  # as a batch, and one by one
     one_by_one = torch.stack([optim.orthogonal(matrix.clone()) for matrix in matrices])
     torch.testing.assert_close(optim.orthogonal(matrices), one_by_one)
 
@@ -202,7 +202,7 @@ def test_wrong_values_are_refused(make, message):
 
 
 class Weights(Callback):
-    """Keeps the first weights, those after each step, and those that validation saw."""
+    """Keeps the first weights, the weights after each step, and those used in validation."""
 
     def __init__(self):
         self.after, self.validated = [], []
@@ -228,7 +228,7 @@ def fit_averaged(folder, decay=0.8, **options):
 
 
 def average(weights, decay):
-    """Return the moving average of a list of values, the first one its beginning."""
+    """Return the moving average of a list of values, which starts at the first."""
     mean = weights[0]
     for step, value in enumerate(weights[1:], 1):
         keep = min(decay, (1 + step) / (10 + step))
@@ -248,7 +248,7 @@ def test_checkpoints_hold_the_average_which_validation_and_a_test_see(tmp_path):
         torch.testing.assert_close(seen.validated[-1][name], expected, rtol=1e-12, atol=1e-14)
         assert torch.equal(content["state_dict"][name], seen.after[-1][name])
         assert torch.equal(module.get_parameter(name), value)
-    # So do the run's own trainer, and a checkpoint of weights alone.
+    # The run's own trainer uses them too, and so does a checkpoint of weights only.
     light, before = path.with_name("light.ckpt"), path.with_name("previous.ckpt")
     trainer.save_checkpoint(light, weights_only=True)
     assert "light.ckpt (step 14)" in verify_run(tmp_path).checkpoints
@@ -261,7 +261,7 @@ def test_checkpoints_hold_the_average_which_validation_and_a_test_see(tmp_path):
     again = [callback for callback in trainer.callbacks if isinstance(callback, AveragedWeights)]
     toy_trainer(tmp_path / "new", callbacks=again, max_steps=1).fit(LitToy(), ToyData())
     anew = read_checkpoint(tmp_path / "new" / "checkpoints" / "last.ckpt")[optim.AVERAGED]
-    for name, value in anew.items():  # not with those of a checkpoint that it has evaluated
+    for name, value in anew.items():  # not with those of the checkpoint that it evaluated
         torch.testing.assert_close(value, average([w[name] for w in seen.after[:2]], 0.8))
 
 

@@ -1,4 +1,4 @@
-"""Predictions that resume, and the table of errors."""
+"""Predictions that resume, and tables of errors."""
 
 import csv
 import math

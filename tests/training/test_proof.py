@@ -1,4 +1,4 @@
-"""Proof of a run: what `unisono verify` says of a ledger that is not what the run wrote."""
+"""Proof of a run: findings of `unisono verify` for ledgers that the run did not write."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def lines_of(run: Path) -> list[dict]:
 
 
 def write(run: Path, lines: list[dict], is_chained: bool = False) -> None:
-    """Write a ledger; with the hashes that a forger would compute anew."""
+    """Write a ledger, with hashes recomputed as a forger would."""
     before = ""
     for line in lines:
         if is_chained:
@@ -47,7 +47,7 @@ def write(run: Path, lines: list[dict], is_chained: bool = False) -> None:
 
 
 def test_a_whole_run_is_proven(whole, capsys):
-    assert verify([whole, Path(__file__)]) == Status.PROVEN  # as error.txt among runs/*
+    assert verify([whole, Path(__file__)]) == Status.PROVEN  # as with error.txt in runs/*
     shown = capsys.readouterr().out
     assert "epochs 0 to 1     50 of 50 samples, each once" in shown
     assert "last.ckpt (step 14), previous.ckpt (step 12): the ledger's" in shown
@@ -103,7 +103,7 @@ def test_an_edit_of_any_field_of_any_line_is_found(run, whole, data):
     write(run, lines)
     try:
         status = verify_run(run).status
-    except ValueError:  # no line of a ledger any more
+    except ValueError:  # the line is no longer part of a ledger
         return
     assert status >= Status.MISSING
 
@@ -186,7 +186,7 @@ def test_a_resumed_run_goes_on_with_the_chain(tmp_path):
         for before, line in zip(["", *(ln["hash"] for ln in lines)], lines, strict=False)
     )
     assert verify_run(tmp_path).status == Status.PROVEN
-    fit(tmp_path, resume=True)  # nothing is left to train
+    fit(tmp_path, resume=True)  # no step is left to train
     assert lines_of(tmp_path) == lines
 
 

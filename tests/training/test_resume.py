@@ -1,4 +1,4 @@
-"""Resume: after a kill, with another accumulation, the run is the uninterrupted one."""
+"""Resume: after a kill, or with another accumulation, the run equals the uninterrupted one."""
 
 import shutil
 from functools import partial
@@ -34,7 +34,7 @@ def assert_uninterrupted(folder, module, whole):
     assert (len(verdict.epochs), sum(use.num_samples for use in verdict.epochs)) == (3, 150)
 
 
-# Steps of a kill and between checkpoints; micro-batches of a step before and after it.
+# Steps of the kill and between checkpoints; micro-batches of a step before and after the kill.
 @pytest.mark.parametrize(
     ("cut_at", "every", "before", "after"),
     [(5, 3, 1, 1), (7, 7, 4, 2), (8, 7, 1, 4), (8, 7, 4, 2), (10, 5, 4, 1), (15, 14, 1, 1)],
@@ -115,7 +115,7 @@ def test_discarded_steps_are_listed_and_a_torn_line_is_accepted(tmp_path, capsys
 
 
 class Mutant(ToyData):
-    """A loader with one fault in the second step of the first epoch."""
+    """A loader with one fault, in the second step of the first epoch."""
 
     fault = ""
 
@@ -180,7 +180,7 @@ def test_moments_find_their_parameter_by_name(tmp_path):
 
 
 def test_a_checkpoint_of_an_epochs_last_batch_is_followed_by_the_next_epoch(tmp_path):
-    """The run is cut after the last batch of an epoch, and again in the epoch after it."""
+    """The run is cut after the last batch of an epoch, and again in the following epoch."""
     for cut_at in (7, 10, None):
         fit(tmp_path, cut_at=cut_at, every=1, resume=cut_at != 7)
     assert [line["epoch"] for line in ledger_lines(tmp_path)] == [0] * 7 + [1] * 7 + [2] * 7

@@ -1,4 +1,4 @@
-"""What cannot run is refused before any data is read, and nothing falls back silently."""
+"""Impossible runs are refused before data is read; nothing falls back silently."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from lit_models.training.rules import check, check_world, resolve_devices, strat
 
 
 def trainer_of(**given: Any) -> Namespace:
-    """Return a parsed `trainer` key with what is given and Lightning's defaults."""
+    """Return a parsed `trainer` key: the given options and Lightning's defaults."""
     defaults = {"accelerator": "auto", "devices": "auto", "num_nodes": 1, "strategy": "auto"}
     return Namespace(**{**defaults, **given})
 
 
 @pytest.fixture(params=[0, 2])
 def num_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """GPUs that torch says are there; a test that names a number has that one."""
+    """Number of GPUs that torch reports; a test may set it."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: request.param)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param > 0)
     return request.param
@@ -70,7 +70,7 @@ def test_devices_that_are_not_there_are_refused(num_gpus, given, message):
 def test_where_each_task_sees_one_gpu_the_devices_are_the_tasks(
     num_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_zero_only, "rank", 0)  # which a strategy sets for the whole process
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # a strategy sets it for the whole process
     of_srun = {"JOB_NAME": "train", "STEP_ID": "0", "NTASKS": "8", "NTASKS_PER_NODE": "4"}
     of_srun |= {"PROCID": "7", "LOCALID": "3", "NODEID": "1"}
     srun = {f"SLURM_{n}": value for n, value in of_srun.items()} | {"CUDA_VISIBLE_DEVICES": "0"}
@@ -85,7 +85,7 @@ def test_where_each_task_sees_one_gpu_the_devices_are_the_tasks(
     assert (strategy.num_processes, strategy.world_size) == (4, 8)
     with pytest.raises(ValueError, match="8 processes .* is 4"):
         check_world(resolve_devices(trainer_of(devices=4), srun).world_size, "ddp", srun)
-    del srun["CUDA_VISIBLE_DEVICES"]  # the one GPU of this machine, which no two of them can use
+    del srun["CUDA_VISIBLE_DEVICES"]  # this machine has one GPU, which two ranks cannot share
     assert resolve_devices(trainer_of(), srun).devices == [0]
 
 

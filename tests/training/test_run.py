@@ -99,9 +99,9 @@ TORCHRUN = {"RANK": "1", "LOCAL_RANK": "0", "SLURM_PROCID": "0"}
     [
         ({}, True),
         ({"LOCAL_RANK": "0", "NODE_RANK": "0"}, True),
-        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, False),  # a child of ddp
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, False),  # a child process of ddp
         ({"LOCAL_RANK": "1", "RANK": "0", "WORLD_SIZE": "1"}, False),  # the same in a container
-        ({"NODE_RANK": "1"}, False),  # the process of another machine that starts ddp there
+        ({"NODE_RANK": "1"}, False),  # the first process of ddp on another machine
         ({"SLURM_PROCID": "0"}, True),
         ({"SLURM_PROCID": "1"}, False),
         (TORCHRUN, False),
@@ -118,7 +118,7 @@ def test_auto_begins_a_run_again_that_has_no_checkpoint_yet(tmp_path: Path) -> N
     assert (choice.folder, choice.ckpt_path) == (str(run), None)
     assert choice.notice == f"--ckpt_path auto: {run} begins again"
     (run / "checkpoints").mkdir()
-    (run / "checkpoints" / "last.ckpt").touch()  # damaged, for nobody calls it sound
+    (run / "checkpoints" / "last.ckpt").touch()  # the empty file counts as damaged
     assert decide("fit", run, "auto", lambda folder: None).folder == f"{run}-2"
 
 
@@ -138,7 +138,7 @@ def try_to_hold(folder: Path, starts, ends, answers) -> None:
 
 @contextmanager
 def held(folder: Path, processes: int = 1) -> Iterator[list[str]]:
-    """Lets processes ask for a folder at once; gives their errors, "" for the one that holds it."""
+    """Lets processes claim a folder at the same time; returns their errors, "" for the winner."""
     starts, ends, answers = FORK.Barrier(processes), FORK.Event(), FORK.Queue()
     tried = [
         FORK.Process(target=try_to_hold, args=(folder, starts, ends, answers))
@@ -216,11 +216,11 @@ def test_a_run_that_began_while_this_one_chose_keeps_its_folder(tmp_path: Path) 
     def choose() -> Run:
         run = decide("fit", root, None, newest)
         if not root.exists():
-            make_run(root)  # the other one, from its first to its last moment
+            make_run(root)  # another process's whole run meanwhile
         return run
 
     assert locked(choose, {}).folder == f"{root}-2"
-    (tmp_path / "demo-2" / "tensorboard").mkdir()  # as far as a start that is refused comes
+    (tmp_path / "demo-2" / "tensorboard").mkdir()  # as a refused start leaves it
     release(tmp_path / "demo-2")
     assert not (tmp_path / "demo-2").exists()
 
@@ -241,7 +241,7 @@ def test_a_script_trains_in_its_folder_and_mixes_no_two_runs(tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match=r"out holds a run already: fit\(ckpt_path=…\)"):
             script_run(tmp_path / "out", **call)
     assert last.read_bytes() == before
-    script_run(tmp_path / "out", ckpt_path=str(last))  # nothing is left to train
+    script_run(tmp_path / "out", ckpt_path=str(last))  # no step is left to train
     trainer.fit_loop.max_epochs = 2
     trainer.fit(trainer.lightning_module, ToyData(), ckpt_path=str(last))
     rows = json_lines(tmp_path / "out/ledger.jsonl")
@@ -309,7 +309,7 @@ def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace,
     # 20 steps of 64 rows in 10 s; 300 steps in all, 260 are left at 2 a second
     shown = "epoch 1/3  step 40/300  loss 2.312  128 rows/s  0:02:10 left\n"
     assert capsys.readouterr().out == shown
-    line, endless = ProgressLine(), {"max_epochs": -1}  # which has no end
+    line, endless = ProgressLine(), {"max_epochs": -1}  # a run without end
     line.on_train_start(trainer(**endless), None)
     line.on_train_end(trainer(**endless), None)
     assert capsys.readouterr().out == "epoch 1  step 40  loss 2.312\n"
@@ -319,7 +319,7 @@ def test_a_log_gets_a_line_per_interval_and_a_terminal_one(clock, capsys, monkey
     progress(clock, ProgressLine(), range(30))
     lines = capsys.readouterr().out.splitlines()
     assert [text.split("step ")[1].split("/")[0] for text in lines] == ["10", "20", "30", "30"]
-    line = ProgressLine()  # of a rank that does not speak
+    line = ProgressLine()  # on a rank that does not print
     line.disable()
     progress(clock, line, range(1), seconds=100)
     assert capsys.readouterr().out == ""
@@ -330,7 +330,7 @@ def test_a_log_gets_a_line_per_interval_and_a_terminal_one(clock, capsys, monkey
 
 
 def test_a_reopened_file_is_appended_to_and_a_new_metric_becomes_a_column(tmp_path: Path) -> None:
-    first, second = (AppendingCSVLogger(str(tmp_path)) for _ in range(2))  # of two processes
+    first, second = (AppendingCSVLogger(str(tmp_path)) for _ in range(2))  # as in two processes
     first.log_metrics({"train/loss": 1.5}, 1)
     second.log_metrics({"train/loss": 1.25}, 2)
     second.log_metrics({"val/f1": 0.5, "epoch": 0}, 2)
@@ -367,7 +367,7 @@ def test_tensorboard_forgets_the_steps_that_run_again(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         first.log_metrics({"train/loss": float(step)}, step)
     first.finalize("success")
-    for path in (tmp_path / "tensorboard").glob("events.*"):  # in the name, its first second
+    for path in (tmp_path / "tensorboard").glob("events.*"):  # the name ends with its first second
         path.rename(path.with_name(path.name.replace(".tfevents.", ".tfevents.0")))
     second = default_loggers(str(tmp_path), resumed_step=2)[1]
     second.log_metrics({"train/loss": 30.0}, 3)

@@ -1,4 +1,4 @@
-"""Strategies without a second process: names, options, tensor groups, and what is refused."""
+"""Strategies in a single process: names, options, tensor groups, and refused combinations."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_the_names_of_ddp_mean_these_options(name, start_method, finds):
     assert strategy_name(strategy) == ("ddp" if start_method == "popen" else f"ddp_{start_method}")
     assert strategy._ddp_kwargs["find_unused_parameters"] == finds
     assert strategy.timeout == timedelta(minutes=10)
-    # For scripts the name means what it does to Lightning.
+    # In scripts, the name keeps Lightning's meaning.
     assert type(StrategyRegistry.get(name)) is DDPStrategy
     assert [replicated(other) for other in ("fsdp", "auto", "ddp_find", None)] == [None] * 4
 
@@ -93,7 +93,7 @@ def test_the_status_of_a_plain_trainer_is_one_dictionary(tmp_path, monkeypatch):
     (used,) = facts["memory"]
     assert used["resident_bytes"] > 2**20
     assert used["allocated_bytes"] is None
-    json.dumps(facts)  # plain values
+    json.dumps(facts)  # plain values only
 
 
 def test_shards_in_the_memory_of_the_host_have_a_group_there(monkeypatch) -> None:
@@ -105,7 +105,7 @@ def test_shards_in_the_memory_of_the_host_have_a_group_there(monkeypatch) -> Non
 
 
 def test_shards_in_the_memory_of_the_host_stay_there_and_metrics_go_to_the_gpu(monkeypatch) -> None:
-    """Of which "meta" takes the place; torch refuses shards that have been there."""
+    """The device "meta" stands in for the GPU; torch rejects shards that have been there."""
     monkeypatch.setattr(FullyShardedStrategy, "root_device", torch.device("meta"))
     strategy, module = FullyShardedStrategy(cpu_offload=True), LitToy()
     module.configure_model()
@@ -118,7 +118,7 @@ def test_shards_in_the_memory_of_the_host_stay_there_and_metrics_go_to_the_gpu(m
 
 @pytest.mark.slow
 def test_a_script_s_fsdp_evaluates_beside_nccl_too(tmp_path, own_environment, monkeypatch) -> None:
-    """Beside gloo Lightning leaves inference mode out by itself."""
+    """With gloo, Lightning itself turns inference mode off."""
     is_grouped = "lightning.pytorch.loops.utilities._distributed_is_initialized"
     monkeypatch.setattr(is_grouped, lambda: False)
     callbacks = [AveragedWeights(), *default_callbacks()]
@@ -292,7 +292,7 @@ def test_processes_on_gpus_keep_their_last_exchanges_for_the_run_folder(monkeypa
     monkeypatch.setattr(DDPStrategy, "setup_environment", lambda self: None)
     strategy = ReplicatedStrategy()
     strategy.setup_environment()
-    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "7"  # the user's own
+    assert os.environ["TORCH_FR_BUFFER_SIZE"] == "7"  # the user's value
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     facts = {"global_rank": 0, "world_size": 2, "default_root_dir": tmp_path}
     FailureReport().setup(SimpleNamespace(strategy=strategy, **facts), LitToy(), "fit")
@@ -309,5 +309,5 @@ def test_a_shard_is_that_of_torch_and_is_cut_where_the_whole_lies(own_environmen
         )
         found = sharding.sharded_like(whole, like).to_local()
         assert torch.equal(found, expected.to_local())
-        elsewhere = sharding.sharded_like(whole.to("meta"), like).to_local()  # none can be sent
+        elsewhere = sharding.sharded_like(whole.to("meta"), like).to_local()  # no values to send
         assert (elsewhere.is_meta, elsewhere.shape) == (True, found.shape)

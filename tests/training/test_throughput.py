@@ -1,4 +1,4 @@
-"""Throughput: intervals of whole steps, known sleeps in their column, and no trace on the run."""
+"""Throughput: intervals of whole steps, known sleeps in their column, no effect on the run."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def run(folder: Path, **options: Any) -> None:
-    """Train three epochs of two steps, a validation after each."""
+    """Train three epochs of two steps, with a validation after each."""
     settings = {"max_epochs": 3, "log_every_n_steps": 2, "num_sanity_val_steps": 0}
     toy_trainer(folder, **{**settings, **options}).fit(LitToy(), ToyData(num_samples=16))
 
@@ -33,7 +33,7 @@ def test_intervals_hold_whole_steps_and_what_they_learned_from_and_a_trial_has_n
     run(tmp_path)
     lines = lines_of(tmp_path)
     assert [(line["step"], line["steps"]) for line in lines] == [(2, 2), (4, 2), (6, 2)]
-    tokens = int(ToySequences(16, 0).lengths.sum())  # of an epoch, which is an interval here
+    tokens = int(ToySequences(16, 0).lengths.sum())  # of an epoch, here one interval
     for line in lines:
         assert line["seconds"] == pytest.approx(sum(line["split"].values()), abs=1e-5)
         assert line["samples_per_s"] * line["seconds"] == pytest.approx(16, abs=1e-2)
@@ -53,7 +53,7 @@ def test_intervals_hold_whole_steps_and_what_they_learned_from_and_a_trial_has_n
     ],
 )
 def test_a_sleep_lands_in_its_column(tmp_path, place, slow, slept, monkeypatch):
-    now = [0.0]  # of a clock that only sleeps move: a busy machine hides none, and adds none
+    now = [0.0]  # a clock that only sleeps advance, so that a busy machine changes nothing
     quick = getattr(*slow)
 
     def sleepy(*given):
@@ -63,7 +63,7 @@ def test_a_sleep_lands_in_its_column(tmp_path, place, slow, slept, monkeypatch):
     monkeypatch.setattr(*slow, sleepy)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     run(tmp_path)
-    # An evaluation follows the steps of its interval: it belongs to the next.
+    # An evaluation follows its interval's steps, so it counts for the next interval.
     found = [line["split"][place] for line in lines_of(tmp_path)]
     assert found == pytest.approx([times * NAP_S for times in slept], abs=1e-6)
 
@@ -77,7 +77,7 @@ def test_padding_is_the_share_of_positions_that_hold_no_token(tmp_path):
     tokens, positions = sum(int(m.sum()) for m in seen), sum(m.numel() for m in seen)
     (line,) = lines_of(tmp_path)
     assert len(seen) == 3
-    # A filler of weight 0 completes the third micro-batch: its mask is set, but it counts nothing.
+    # A filler of weight 0 completes the third micro-batch; it has a mask, but does not count.
     assert line["padding_share"] >= 1 - tokens / positions
     assert line["samples_per_s"] * line["seconds"] == pytest.approx(8, abs=1e-3)
 
