@@ -30,7 +30,7 @@ OPTIMIZER = "optimizer"  # key of a group: the name of the optimizer's class
 def parameter_groups(
     module: nn.Module, rates: dict[str, float] | None = None, heads: Sequence[Tensor] = ()
 ) -> list[dict[str, Any]]:
-    """Return groups of named parameters, with and without weight decay.
+    """Return groups of trained parameters, with and without weight decay; ValueError without any.
 
     Vectors (biases, norm scales) and embeddings do not decay. On a resume a parameter's moments are
     found by its name. The `kind` of a group is "matrices" (between hidden states), "heads" or
@@ -44,14 +44,14 @@ def parameter_groups(
     tables = {id(m.weight) for m in module.modules() if isinstance(m, embeddings)}
     scorers = {id(weight) for weight in heads}
     groups: dict[tuple[str, float], dict[str, Any]] = {}
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            continue
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if not trained:
+        raise ValueError("no parameter is left to train: model.freeze names all; name fewer.")
+    for name, parameter in trained:
         factor = next((r for p, r in (rates or {}).items() if name.startswith(p)), 1.0)
         decays = parameter.ndim > 1 and id(parameter) not in tables
         kind = ("heads" if id(parameter) in scorers else "matrices") if decays else "others"
-        new = {"params": [], "lr_factor": factor, "kind": kind}
-        group = groups.setdefault((kind, factor), new)
+        group = groups.setdefault((kind, factor), {"params": [], "lr_factor": factor, "kind": kind})
         if not decays:
             group["weight_decay"] = 0.0
         group["params"].append((name, parameter))

@@ -194,6 +194,7 @@ def test_found_inf_leaves_a_step_out_where_it_is_computed():
         (lambda: optim.WarmupDecay(muon(), warmup=-1), "warmup must be 0 or more, got -1"),
         (lambda: rates(1, 14, warmup=30), "warmup is 30 steps, but the run has 14"),
         (lambda: layer_rates(network(), None, 0), "layer_decay must be above 0"),
+        (lambda: optim.parameter_groups(nn.Module()), "no parameter is left to train"),
     ],
 )
 def test_wrong_values_are_refused(make, message):
