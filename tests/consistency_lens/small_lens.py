@@ -1,4 +1,4 @@
-"""Small whole runs of a lens, on a subject in a folder or on one with random weights."""
+"""Small whole runs of a lens, on a subject from a folder or with random weights."""
 
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ adamw = partial(torch.optim.AdamW, lr=0.01)
 def lens_module(
     subject: SubjectOptions = LENS_SUBJECT, losses: LensLosses = BOTH, **more: Any
 ) -> Any:
-    """Return a module that has learnt nothing."""
+    """Return an untrained module."""
     options = {"optimizer": adamw, "lens": LensOptions(num_words=3), **more}
     return LitConsistencyLens(subject=subject, losses=losses, **options)
 
@@ -48,7 +48,7 @@ def story_data(folder: Path, **options: Any) -> ActivationDataModule:
 
 
 def trainer(folder: Path, every: int = 1, **options: Any) -> Trainer:
-    """Return a quiet trainer that saves every so many steps."""
+    """Return a quiet trainer that saves every few steps."""
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
     callbacks.append(LastCheckpoint(every_n_steps=every, every_epoch=False))
     given = {"callbacks": callbacks, "max_epochs": 9, "limit_val_batches": 1, **options}
@@ -71,5 +71,5 @@ def data_of(folder, **options):
 
 
 def module_of(**options):
-    """A lens without a warm start."""
+    """Return a lens without a warm start."""
     return lens_module(losses=LensLosses(reconstruction=LossWeight(1.0)), **options)

@@ -12,7 +12,7 @@ FINAL_NORM = {"own GPT-2": "norm", "GPT-2": "model.transformer.ln_f", "Llama": "
 
 
 def outputs(subject, ids):
-    """Return what the layer and the last block give at each token."""
+    """Return the outputs of the layer and of the last block at each token."""
     both = (subject.layer_blocks[0], subject.network.blocks()[-1])
     return tuple(outputs_of(both, lambda: read(subject.network, ids)))
 
@@ -65,7 +65,7 @@ def test_the_tuned_lens_comes_nearer_to_the_subjects_own_words_than_the_logit_le
     assert shares[0] > shares[1] + 0.1
     identity = torch.eye(17, 16, dtype=layer.dtype)
     assert torch.equal(unembedded_words(lens, layer, identity), unembedded_words(lens, layer))
-    at_last = lens_of(layer=2).subject  # where there is nothing to map
+    at_last = lens_of(layer=2).subject  # no block follows, so there is no map
     torch.testing.assert_close(tuned_map(at_last, [batch]), identity, rtol=0, atol=1e-6)
 
 

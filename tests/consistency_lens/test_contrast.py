@@ -1,4 +1,4 @@
-"""The contrastive reward: its wrong activations, its numbers, and its policy gradient."""
+"""The contrastive reward: its wrong activations, its values, and its policy gradient."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_a_reward_is_the_right_cosine_less_those_of_wrong_ones():
 
 
 def test_the_policy_gradient_is_that_of_the_expected_reward():
-    """Texts of one word: the expectation is a sum over the vocabulary."""
+    """With texts of one word, the expectation is a sum over the vocabulary."""
     lens = moved(lens_of(num_words=1), 0.3)
     activation, number = activations(1), 1500
     wrong = torch.randn(1, 3, 16, generator=torch.manual_seed(3)).double()

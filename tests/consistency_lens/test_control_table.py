@@ -1,4 +1,4 @@
-"""Values of the controls, worked by hand and with an honest interval; what a test shows."""
+"""Values of the controls, by hand and with valid intervals; the table that a test prints."""
 
 import json
 from html.parser import HTMLParser
@@ -24,7 +24,7 @@ from tests.consistency_lens.small_lens import data_of, module_of, trainer
 from tests.consistency_lens.tiny import case_of
 from tests.text_corpora import rows_file
 
-# The subject stands in evaluation mode for ever.
+# The subject always stays in evaluation mode.
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")
 ROWS = ("greedy", "zero", "mean", "token_mean")
 
@@ -103,7 +103,7 @@ def test_neither_order_nor_batches_change_a_value(order, cuts):
 def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
     random = np.random.default_rng(0)
     document = np.repeat(np.arange(150), 4)
-    quality = random.gamma(2.0, size=150)[document]  # samples of a document are alike
+    quality = random.gamma(2.0, size=150)[document]  # samples of one document are alike
     spread = random.gamma(3.0, size=600)
     error = spread * quality * random.uniform(0.1, 0.3, 600)
     rows = random_rows(600)
@@ -117,7 +117,7 @@ def test_the_interval_is_that_of_an_ordinary_bootstrap_over_documents():
     width = high - low
     assert own["fve_low"] == pytest.approx(low, abs=0.12 * width)
     assert own["fve_high"] == pytest.approx(high, abs=0.12 * width)
-    draws = random.integers(600, size=(4000, 600))  # as if samples had nothing in common
+    draws = random.integers(600, size=(4000, 600))  # as if samples were independent
     low, high = np.quantile(1 - error[draws].sum(1) / spread[draws].sum(1), [0.025, 0.975])
     assert own["fve_high"] - own["fve_low"] > 1.25 * (high - low)
 
@@ -233,7 +233,7 @@ LINE = {
 
 
 class Page(HTMLParser):
-    """Tags, cells and the text of the table."""
+    """Collects tags, cells and the text of the table."""
 
     def __init__(self, text):
         super().__init__()
@@ -281,7 +281,7 @@ def test_examples_stand_at_even_distances():
     assert controls.evenly(2, 5) == [0, 1]
 
 
-BYTES = TokenizerOptions("bytes")  # the same of any texts
+BYTES = TokenizerOptions("bytes")  # equal for any texts
 OLDER = {"subject": 1, TRAINED_ON: ["old"]}
 NEW = {"subject": 1, TRAINED_ON: ["new"]}
 
@@ -292,7 +292,7 @@ def split(seed):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Return a folder of stories and a lens that has learnt two steps from a part of them."""
+    """Return a folder of stories and a lens trained for two steps on a part of them."""
     folder = tmp_path_factory.mktemp("trained")
     seed_everything(1)
     runs = trainer(folder / "fit", max_steps=2, limit_val_batches=0)
@@ -312,14 +312,14 @@ def evaluated(folder, name, precision=64, **options):
 
 @pytest.fixture(scope="module")
 def tested(trained):
-    """What `evaluated` returns of the lens on the data of its training."""
+    """Return `evaluated` for the lens on its training data."""
     return evaluated(trained, "own", split=split(0))
 
 
 @pytest.mark.slow
 def test_a_test_on_another_split_of_the_same_texts_says_so(trained, tested):
     _, own = tested
-    assert own["notes"][0] == controls.NO_REFERENCE  # kept at the first step, without a warm start
+    assert own["notes"][0] == controls.NO_REFERENCE  # kept at step 0, since there is no warm start
     assert "teacher_text" in own["rows"]["all"]
     assert not {"separate_reader", "teacher_text_separate"} & own["rows"]["all"].keys()
     _, other = evaluated(trained, "other", split=split(1))

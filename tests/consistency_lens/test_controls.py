@@ -1,4 +1,4 @@
-"""Each control is what its name says, and changes by its own part alone."""
+"""Each control is what its name says, and changes only its own part."""
 
 from itertools import pairwise
 
@@ -40,7 +40,7 @@ def test_baselines_are_those_of_the_training_part():
         expected = known.position_means[position[row]]
         np.testing.assert_allclose(found["position_mean"][row], expected, rtol=1e-5)
     assert 3 not in known.token_ids
-    mean = torch.arange(D).float()  # of the lens, whatever the data at hand are
+    mean = torch.arange(D).float()  # the lens's mean, whatever the data
     assert torch.equal(case.baselines[0].of_token(torch.tensor([3]), mean), mean[None])
     assert torch.equal(case.baselines[0].of_position(torch.tensor([999]), mean), mean[None])
     assert fve(case, found["mean"]) == pytest.approx(0, abs=1e-6)
@@ -90,7 +90,7 @@ def test_neither_the_batch_nor_its_order_nor_padding_changes_a_value():
 
 
 class Leaking(Case):
-    """The true current token in the place of an explanation that knows nothing."""
+    """Puts the true current token in the place of an explanation that should not know it."""
 
     def rows(self):
         current = self.batch["input_ids"].gather(1, self.position[:, None])
@@ -142,7 +142,7 @@ def test_the_teachers_text_is_read_by_the_reader_of_now_and_by_the_reference():
     for row, position in enumerate(case.position.tolist()):
         recent = [int(ids[row, position]), int(ids[row, position - 1])]
         others = {i for i in ids[row, :position].tolist() if i and i not in recent}
-        told = sorted(others)[:2]  # of a low number the activation tells more
+        told = sorted(others)[:2]  # the activation predicts words of low numbers
         text = torch.tensor([[*recent, *told, *[recent[0]] * (2 - len(told))]])
         words = case.lens.words(text)
         for name, part in (("teacher_text", case.lens), ("_separate", case.lens.reference)):

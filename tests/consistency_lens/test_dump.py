@@ -1,4 +1,4 @@
-"""A dump of activations, and a lens on it beside one that computes them in the step."""
+"""A dump of activations, and a lens on it beside a lens that computes them in the step."""
 
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ PARTS = range(len(PART_NAMES))
 
 def test_batch_size_and_order_of_files_change_rounding_at_most(tmp_path: Path) -> None:
     one, other = stories(tmp_path, 30), stories(tmp_path, 30, "other.jsonl", seed=1)
-    # Both files together, so that the words' tokens are the same.
+    # Both files together, so that the words have the same tokens.
     first = dumped(tmp_path / "a", [one, other])
     again = dumped(tmp_path / "b", [one, other], global_batch_size=3)
     for part in PARTS:
@@ -45,7 +45,7 @@ def test_documents_without_a_position_are_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["GPT2", "Qwen2"])
 @pytest.mark.parametrize("layer", [0, 2])
 def test_activations_are_those_that_transformers_has(tmp_path: Path, kind: str, layer: int) -> None:
-    """The last block, too: before the final norm, which the reported hidden states have passed."""
+    """Also for the last block: before the final norm, which transformers' hidden states include."""
     from transformers import AutoModel
 
     shape = {"n_positions": 64, "n_layer": 3} if kind == "GPT2" else {"num_hidden_layers": 3}
@@ -67,7 +67,7 @@ STEPS = 6
 
 
 class Noting(LitConsistencyLens):
-    """Notes the samples and the value of each term in each step."""
+    """Notes the samples and the value of each loss term in each step."""
 
     def training_terms(self, batch: Any) -> Any:
         found = super().training_terms(batch)
@@ -77,7 +77,7 @@ class Noting(LitConsistencyLens):
 
 
 def notes_of(folder: Path, data: ActivationDataModule) -> tuple[list[Any], Any]:
-    """Train and return what was noted, and the plan."""
+    """Train; return the notes and the plan."""
     torch.manual_seed(0)
     losses = LensLosses(
         teacher_text=LossWeight(1.0, end=3),

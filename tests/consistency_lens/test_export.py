@@ -1,4 +1,4 @@
-"""A lens leaves without its subject, and finds it again by its digest."""
+"""Export of a lens without its subject, which is found again by its digest."""
 
 import json
 import pickle
@@ -34,7 +34,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def moved(trained, tmp_path):
-    """The same, in a folder that a test may spoil."""
+    """The same in a copy that a test may damage."""
     shutil.copytree(trained / "lens", tmp_path / "lens")
     config = json.loads((tmp_path / "lens" / "config.json").read_text())
     config["init_args"]["subject"]["path"] = str(tmp_path / "gpt2")
@@ -53,7 +53,7 @@ def test_neither_checkpoint_nor_export_holds_the_subject(trained):
     state = read_checkpoint(trained / "run" / "checkpoints" / "last.ckpt")["state_dict"]
     width = len(state["lens.mean"])
     assert not any(name.startswith(("lens.subject.", "lens.untrained.")) for name in state)
-    assert not any(257 in value.shape for value in state.values())  # nor its vocabulary
+    assert not any(257 in value.shape for value in state.values())  # nor the subject's vocabulary
     assert state["lens.verbalizer.map_weight"].shape == (2, width, width)
     assert sum(n.startswith("lens.reference.verbalizer.network.") for n in state) > 10
 
@@ -61,8 +61,8 @@ def test_neither_checkpoint_nor_export_holds_the_subject(trained):
 def test_an_export_gives_the_lens_of_the_checkpoint(trained):
     loaded = LitConsistencyLens.load_from_checkpoint(trained / "run" / "checkpoints" / "last.ckpt")
     exported = LitConsistencyLens.from_exported(trained / "lens")
-    exported = pickle.loads(pickle.dumps(exported))  # as ddp_spawn hands it to its processes
-    exported.load_state_dict(loaded.state_dict())  # which lacks the subject
+    exported = pickle.loads(pickle.dumps(exported))  # as ddp_spawn passes it to its processes
+    exported.load_state_dict(loaded.state_dict())  # its file lacks the subject
     torch.testing.assert_close(explained(exported), explained(loaded.eval()), rtol=0, atol=0)
     text = "the owl saw"
     ids = torch.tensor(prompt_tokens(exported.tokenizer, [text]))
@@ -116,9 +116,9 @@ def test_a_joint_run_begins_from_the_warm_start_of_another(trained, tmp_path):
     joint = read_checkpoint(fitted(tmp_path / "joint", module, data, max_steps=1, precision=32))
     warm = read_checkpoint(trained / "lens")
     for name, value in joint["state_dict"].items():
-        if name.startswith("lens.reference."):  # kept at its first step
+        if name.startswith("lens.reference."):  # stored at the first step
             assert torch.equal(value, warm["state_dict"][name.replace(".reference.", ".")]), name
-    assert joint["state_dict"]["lens.reference_step"] == 0  # after the warm start of the other
+    assert joint["state_dict"]["lens.reference_step"] == 0  # after the other lens's warm start
     assert warm["state_dict"]["lens.reference_step"] == 2
     assert joint["lens_recipe"]["trained_on"] == warm["lens_recipe"]["trained_on"]
     assert AVERAGED not in joint

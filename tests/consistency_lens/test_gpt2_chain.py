@@ -1,4 +1,4 @@
-"""The chain for GPT-2: submitted with devices of each stage, and run on a small random one."""
+"""The chain for GPT-2: submitted with each stage's devices, and run on a small random GPT-2."""
 
 import json
 from pathlib import Path

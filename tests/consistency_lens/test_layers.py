@@ -1,4 +1,4 @@
-"""One lens over several layers: at first what a lens of each is, in data, terms and controls."""
+"""A lens over several layers: at first equal to a lens for each, in data, terms and controls."""
 
 import json
 
@@ -20,7 +20,7 @@ from tests.consistency_lens.small_lens import BOTH, fitted, lens_module, trainer
 from tests.consistency_lens.tiny import batch_of, lens_and_baselines, part_of
 from tests.toy import json_rows
 
-# The subject stands in evaluation mode for ever.
+# The subject always stays in evaluation mode.
 pytestmark = pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start")
 LAYERS = (0, 2)
 WORDS = ("teacher_text", "teacher_reconstruction", "reconstruction", "reference", "effect")
@@ -33,7 +33,7 @@ def batch(number=8, seed=0):
 
 
 def lens_on(*layers):
-    """A lens at its beginning, which knows what its activations tell, and its baselines."""
+    """Return an untrained lens that knows the statistics of its activations, and its baselines."""
     lens, baselines = lens_and_baselines(*layers)
     lens.requires_grad_(False)
     sample, maps = batch_of(100, seed=1), []
@@ -45,7 +45,7 @@ def lens_on(*layers):
 
 
 def of_one(given, layer):
-    """The rows of a layer, as a lens of this layer alone gets them."""
+    """Return the rows of one layer, as a lens on this layer alone gets them."""
     rows = given["layer"] == LAYERS.index(layer)
     return rows, {n: v for n, v in part_of(given, rows).items() if n != "layer"}
 
@@ -64,11 +64,11 @@ def test_every_control_of_a_row_is_at_first_that_of_a_lens_of_its_layer():
         rows, some = of_one(given, layer)
         lens, baselines = lens_on(layer)
         own = lens.activation(some)
-        other = own.roll(1, 0)  # of two layers in turn, each second row
+        other = own.roll(1, 0)  # two layers in turn, every other row
         case = controls.Case(lens, baselines, some, own, other, TeacherText(2), 3)
         for row, values in case.fidelities().items():
             units = torch.ones(6, dtype=torch.float64)
-            units[:2] = float(lens.variance)  # errors of several layers are in such units
+            units[:2] = float(lens.variance)  # the unit of errors of several layers
             for name, one, expected, unit in zip(
                 controls.Fidelity._fields, found[row], values, units, strict=True
             ):
@@ -111,7 +111,7 @@ def test_fve_of_each_layer_is_that_worked_by_hand():
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """A folder of stories with the stores of three layers from one reading."""
+    """A folder of stories with the stores of three layers from one pass."""
     folder = tmp_path_factory.mktemp("stores")
     data = ActivationDumpDataModule(str(folder / "acts"), **documents(stories(folder, 60)))
     module = LitSubject(subject(), layers=[0, 1, 2])
@@ -187,7 +187,7 @@ def test_a_lens_of_one_layer_in_lists_is_the_lens_of_that_layer(stores, tmp_path
 
 @pytest.fixture(scope="module")
 def whole(stores):
-    """A lens of two layers after four steps, in two runs that go on from each other."""
+    """A lens of two layers after four steps, in two runs that resume each other."""
     return run(stores, "whole", module_on(0, 2), store_data(stores, 0, 2))
 
 

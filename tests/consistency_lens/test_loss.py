@@ -1,4 +1,4 @@
-"""The loss: its terms worked by hand, their schedules, the networks that they move."""
+"""The loss: its terms by hand, their schedules, and the networks that they train."""
 
 from math import log
 
@@ -43,7 +43,7 @@ def test_divergence_is_a_mean_over_words_from_the_first_to_the_second():
 def test_the_gradient_of_a_divergence_is_there_where_a_word_is_impossible():
     own = logits([log(0.25), log(0.75)]).requires_grad_()
     found = loss.divergence(own, logits([0.0, -1000.0]))
-    away = (log(0.25), log(0.75) + loss.MAX_NATS)  # of each word, the second one cut off
+    away = (log(0.25), log(0.75) + loss.MAX_NATS)  # of each word; the second word is cut off
     nats = 0.25 * away[0] + 0.75 * away[1]
     assert found.tolist() == pytest.approx([nats])
     (gradient,) = torch.autograd.grad(found.sum(), own)
@@ -93,7 +93,7 @@ def test_the_term_of_each_name_is_what_its_definition_says():
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)
     nats = effects(lens.subject, batch["input_ids"], batch["position"], rebuilt)
-    means = [nats[0, 3:8].mean(), nats[1, 9:11].mean(), nats[2, 2:6].mean()]  # of 9, 12, 7 words
+    means = [nats[0, 3:8].mean(), nats[1, 9:11].mean(), nats[2, 2:6].mean()]  # of 9, 12 and 7 words
     torch.testing.assert_close(found["effect"], torch.stack(means))
 
 

@@ -15,7 +15,7 @@ from lit_models.consistency_lens.module import LitConsistencyLens
 from lit_models.consistency_lens.subject import BaseOptions, PatchedSubject, Subject
 from tests.consistency_lens import tiny
 
-LAYERS = (0, 1, 2)  # the last one, too
+LAYERS = (0, 1, 2)  # including the last layer
 POSITION = torch.tensor([3, 11, 6])
 ROWS = torch.arange(3)
 
@@ -23,7 +23,7 @@ ROWS = torch.arange(3)
 def read_plainly(
     network: Any, ids: Tensor, layer: int, replacement: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The activations of a block and the logits, of a network called as its users call it."""
+    """Return a block's activations and the logits of a network that is called in the usual way."""
     found = []
 
     def hook(block: nn.Module, given: object, output: Any) -> Any:
@@ -54,7 +54,7 @@ def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind, layer
     torch.testing.assert_close(subject.of_layers(ids)[-1], true, rtol=1e-9, atol=1e-9)
     plain = tiny.patched_logits(subject, ids, POSITION, None)
     torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
-    own = subject.of_layers(ids)[-1][ROWS, POSITION]  # in its own place it changes no bit
+    own = subject.of_layers(ids)[-1][ROWS, POSITION]  # patching its own activation changes no bit
     assert torch.equal(tiny.patched_logits(subject, ids, POSITION, own), plain)
 
     _, changed = read_plainly(network, ids, layer, other)
@@ -124,7 +124,7 @@ def lora(kind: str) -> BaseOptions:
 
 
 def shared(lens: lenses.Lens, part: str) -> dict[str, bool]:
-    """Whether each parameter of a copy is the subject's own."""
+    """Return whether each parameter of a copy is the subject's own."""
     own = {id(p) for p in lens.subject.parameters()}
     network = getattr(lens, part).network
     return {n: id(p) in own for n, p in network.named_parameters(remove_duplicate=False)}
@@ -196,7 +196,7 @@ def test_a_cache_changes_neither_words_nor_gradients(kind):
     assert torch.equal(quick.token_ids, slow.token_ids)
     torch.testing.assert_close(quick.logits, slow.logits, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(quick.embeddings, slow.embeddings, rtol=1e-9, atol=1e-9)
-    near = 1e-8 if "GPT-2" in kind or "own" in kind else 1e-5  # norms of others are in float32
+    near = 1e-8 if "GPT-2" in kind or "own" in kind else 1e-5  # other networks have float32 norms
     pairs = (gradients_of(lens, found, activation) for found in (quick, slow))
     torch.testing.assert_close(*pairs, rtol=near, atol=near)
 
@@ -208,7 +208,7 @@ def test_given_words_are_scored_as_they_were_chosen(kind):
         chosen = lens.verbalizer.explain(activation, KEYS)
         scored = lens.verbalizer(activation, chosen.token_ids)
     torch.testing.assert_close(scored, chosen.logits, rtol=1e-9, atol=1e-9)
-    words = lens.words(chosen.token_ids)  # of Gemma, embeddings are larger than their table
+    words = lens.words(chosen.token_ids)  # Gemma scales embeddings, so they exceed its table
     torch.testing.assert_close(chosen.embeddings, words, rtol=1e-9, atol=1e-9)
 
 
@@ -218,7 +218,7 @@ def test_the_maps_begin_as_the_identity(kind):
     verbalizer, seen = tiny.lens_of(kind).verbalizer, []
     assert torch.equal(verbalizer.map_weight, torch.eye(16).double().repeat(3, 1, 1))
     assert not verbalizer.map_bias.any()
-    for block in verbalizer.network.blocks():  # the marker's place at every block's input
+    for block in verbalizer.network.blocks():  # the input of every block at the marker
         block.register_forward_hook(
             lambda module, args, kwargs, output: seen.append(
                 *args[:1] or [kwargs["hidden_states"]]
@@ -227,7 +227,7 @@ def test_the_maps_begin_as_the_identity(kind):
         )
     verbalizer.explain(tiny.activations())
     assert all(torch.equal(hidden[:, 2], tiny.activations()) for hidden in seen[:3])
-    assert all(hidden.shape[1] == 1 for hidden in seen[3:])  # with the cache, word by word
+    assert all(hidden.shape[1] == 1 for hidden in seen[3:])  # with the cache, one word at a time
     assert torch.equal(verbalizer.prompt, verbalizer.network.embedding(torch.tensor([28, 28])))
 
 
@@ -254,7 +254,7 @@ def test_without_a_gradient_words_are_rows_of_the_table_also_in_half_precision()
         found = lens.verbalizer.explain(tiny.activations().float(), KEYS)
     assert torch.equal(found.embeddings, lens.subject.network.embedding.weight[found.token_ids])
     assert not torch.equal(found.embeddings, found.embeddings.bfloat16().float())
-    half = lens.bfloat16().verbalizer.explain(tiny.activations().float(), KEYS)  # of a store
+    half = lens.bfloat16().verbalizer.explain(tiny.activations().float(), KEYS)  # from a store
     assert half.embeddings.dtype == torch.bfloat16
 
 
@@ -287,7 +287,7 @@ def test_choices_and_gradients_are_those_of_torch_with_the_same_noise(temperatur
     logits.requires_grad_()
     weights = torch.randn(5, 9, dtype=torch.float64)
     noise = lenses.gumbel_noise(torch.arange(5), 0, 9).double()
-    # torch's own noise is -log of draws of an exponential variable
+    # torch's own noise is -log of exponential draws
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda draws: draws.copy_((-noise).exp()))
     theirs = F.gumbel_softmax(logits, tau=temperature, hard=True)
     ours = lenses.straight_through(logits, noise, temperature)
@@ -306,7 +306,7 @@ def test_without_noise_the_most_probable_word_is_taken():
 def test_noise_of_neighbouring_samples_places_and_words_is_independent():
     first = lenses.gumbel_noise(torch.arange(500), 0, 100).double()
     second = lenses.gumbel_noise(torch.arange(500), 1, 100).double()
-    # Standard error of a correlation of 50,000 pairs: 0.0045.
+    # The standard error of a correlation over 50,000 pairs is 0.0045.
     pairs = {
         "samples": (first[:-1], first[1:]),
         "words": (first[:, :-1], first[:, 1:]),

@@ -1,4 +1,4 @@
-"""Rates and clipping of parts, temperatures, first blocks alone, and a prompt in words."""
+"""Learning rates and clipping by part, temperatures, first blocks only, and a prompt in words."""
 
 import math
 from dataclasses import asdict
@@ -45,13 +45,13 @@ def test_rates_and_clips_move_their_parts_and_no_others(tmp_path):
     for name, value in weights(tight).items():
         assert torch.equal(value, before[name]) or name.startswith("lens.reconstructor"), name
     norms = [ledger_lines(path.parents[1])[0]["grad_norm"] for path in (plain, tight)]
-    assert norms[0] == norms[1]  # of the whole gradient before it is clipped
+    assert norms[0] == norms[1]  # of the whole gradient before clipping
     start = torch.eye(found["lens.mean"].shape[0])
     moves = [(w["lens.verbalizer.map_weight"] - start).abs().max() for w in (before, found)]
     assert moves[1] == pytest.approx(float(moves[0]) / 2, rel=0.02)
     still = [n for n in found if n.startswith("lens.verbalizer.network.") and "norm" not in n]
     assert still
-    for name in still:  # the reference is what they were at first
+    for name in still:  # the reference keeps their initial values
         first = found[name.replace("lens.verbalizer", "lens.reference.verbalizer")]
         assert torch.equal(found[name], first), name
     same = [n for n in found if n.startswith("lens.reconstructor")]
@@ -78,7 +78,7 @@ def test_temperatures_fall_by_their_shapes():
     for shape, middle in (("linear", 0.625), ("cosine", 0.625), ("exponential", 0.5)):
         of = TemperatureSchedule(1.0, 0.25, begin=10, until=20, shape=shape)
         assert [of.at(step) for step in places] == pytest.approx([1, 1, middle, 0.25, 0.25])
-    wave = TemperatureSchedule(1.0, 0.5, 10, 20, "cosine")  # flat where it begins and ends
+    wave = TemperatureSchedule(1.0, 0.5, 10, 20, "cosine")  # flat at both ends
     assert wave.at(11) == pytest.approx(0.75 + 0.25 * math.cos(math.pi / 10))
     factors = [TemperatureSchedule(1.0, 0.1, 0, 5, "exponential").at(step) for step in range(6)]
     assert np.diff(np.log(factors)) == pytest.approx(math.log(0.1) / 5)
@@ -109,7 +109,7 @@ def test_later_blocks_do_not_see_the_activation_itself(kind):
 
 
 class Words(Tokenizer):
-    """Letters from a on are the tokens from 0 on."""
+    """Tokens 0, 1, … are the letters from a on."""
 
     def encode(self, text):
         return np.array([ord(letter) - ord("a") for letter in text if letter.isalpha()])

@@ -1,4 +1,4 @@
-"""The file of `predict`: a line for each activation, whole characters, never over another file."""
+"""The file of `predict`: one line for each activation, whole characters, no file overwritten."""
 
 import numpy as np
 import pytest

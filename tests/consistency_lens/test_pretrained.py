@@ -1,4 +1,4 @@
-"""Models of transformers in folders pass through all stages: dump, fit, test, predict."""
+"""Folders of transformers models pass through all stages: dump, fit, test, predict."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.toy import json_rows, ledger_lines
 pytestmark = pytest.mark.slow
 SIZES = {"GPT2": {"n_positions": 64, "n_layer": 3}}
 LLAMA = {"num_hidden_layers": 3}
-# The shipped config of such a model, at a size for tests.
+# The shipped config for such a model, at a size for tests.
 MODEL = {
     "lr_scheduler.restarts": [3],
     "lr_scheduler.warmup": 1,
@@ -62,7 +62,7 @@ def test_a_model_of_transformers_passes_through_all_stages(done, own_folder, kin
     done("predict", *quick, "--ckpt_path", "auto")
 
     assert "shuffled_examples" in table
-    # It had both phases, wrote each explanation and left the subject out.
+    # Both phases ran, each explanation was written, and the subject is not in the checkpoint.
     run = own_folder / "run"
     num_tested = len(np.load(store / "test.position.npy"))
     lines = ledger_lines(run)

@@ -1,4 +1,4 @@
-"""Readings of texts and of activations, and the best of several."""
+"""Explanations of texts and of activations, and the best of several."""
 
 import math
 
@@ -18,7 +18,7 @@ TEXTS = ["the owl at the cat", "a cat"]
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
-    """Return a module, and by `best_of` the lines that it predicts."""
+    """Return a module, and the lines that it predicts for each `best_of`."""
     folder = tmp_path_factory.mktemp("readings")
 
     def predicted(best_of, **options):

@@ -1,4 +1,4 @@
-"""The store of activations: whole or not there, and known when it is damaged."""
+"""The store of activations: whole or absent; damage is detected."""
 
 import json
 import os
@@ -125,7 +125,7 @@ def test_a_dump_that_ends_while_it_is_merged_leaves_no_store_and_goes_on_later(
 
     data = ActivationDumpDataModule(str(target), **documents(files))
     trainer(tmp_path).predict(Counting(subject()), data, return_predictions=False)
-    assert seen == []  # the parts were all there
+    assert seen == []  # all parts existed already
     assert contents(target) == expected
     assert not list(tmp_path.glob(".acts.*"))
 

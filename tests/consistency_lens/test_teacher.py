@@ -1,4 +1,4 @@
-"""The teacher's text: which words it takes, and what an activation tells of them."""
+"""The teacher's text: the words that it chooses, and what an activation says about them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +13,13 @@ from tests.causal_lm.folders import VOCAB
 from tests.consistency_lens.tiny import activations, batch_of, documents, lens_of, moved
 
 #                      0  1  2  3  4  5  6  7
-COUNTS = torch.tensor([0, 9, 9, 5, 3, 3, 1, 7])  # in the training part; 0 is no word
+COUNTS = torch.tensor([0, 9, 9, 5, 3, 3, 1, 7])  # in the training part; 0 is not a word
 IDS = torch.tensor([[0, 6, 4, 1, 5, 3, 4, 2, 1, 7], [0, 4, 4, 1, 4, 0, 6, 6, 6, 6]])
 PLACES = torch.tensor([8, 4])
 
 
 def rarity(ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Shares that tell most of the rarest words, of equal ones of the most recent."""
+    """Return scores that are highest for the rarest words, and among equal ones for the latest."""
     age = places[:, None] - torch.arange(ids.shape[1])
     return -(COUNTS[ids] * ids.shape[1] + age).float()
 
@@ -35,12 +35,12 @@ def test_recent_words_go_back_from_the_position_and_stop_at_the_first_word():
 
 
 def test_told_words_are_distinct_unlike_the_recent_ones_and_the_surest_come_first():
-    # The first text holds 6 once, 4 and 5 three times each with 4 more recent, 3 five times.
+    # The first text has 6 once, 4 and 5 three times each (4 is more recent), 3 five times.
     assert words(6, told=4) == [[1, 2, 6, 4, 5, 3], [4, 1, 4, 4, 4, 4]]
 
 
 def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken():
-    # 7 and the later 6 come after the positions, 0 is no word: the current token fills up.
+    # 7 and the later 6 come after the position, 0 is not a word: the current token fills the place.
     assert words(3, told=3) == [[6, 4, 5], [4, 1, 4]]
     assert words(8, told=7)[0] == [1, 6, 4, 5, 3, 2, 1, 1]
 
@@ -48,7 +48,7 @@ def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken()
 def test_tokens_that_begin_or_part_documents_are_passed_over():
     ids = torch.tensor([[0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0]])
     given = (ids, torch.tensor([4, 5, 0]), 4, COUNTS, COUNTS > 0)
-    # Up to 4 there are the words 4, 3, 5; the token at 5 is no word; up to 0 there is no word.
+    # Up to 4 there are the words 4, 3, 5; the token at 5 is not a word; up to 0 there is none.
     assert TeacherText().words(*given).tolist() == [[4, 3, 5, 5], [4, 3, 5, 5], [1, 1, 1, 1]]
     shares = rarity(ids, given[1])
     two, four = (TeacherText(told).words(*given, shares).tolist() for told in (2, 4))
@@ -58,7 +58,7 @@ def test_tokens_that_begin_or_part_documents_are_passed_over():
 
 def test_an_untrained_verbalizer_can_say_every_word_of_a_teachers_text_after_a_special_token():
     lens, (ids, _) = lens_of(), documents()
-    ids[:, 0] = VOCAB - 1  # no word, see tiny.Tokenizer
+    ids[:, 0] = VOCAB - 1  # not a word, see tiny.Tokenizer
     is_word = lens.verbalizer.is_word
     text = TeacherText().words(ids, torch.tensor([0, 1, 3]), 4, lens.token_counts, is_word)
     assert is_word[text].all()
@@ -86,13 +86,13 @@ def test_words_are_counted_over_the_training_part_in_pieces(monkeypatch):
 def test_told_words_stand_behind_the_recent_ones_the_surest_first():
     shares = torch.tensor([[9.0, 1, 2, 9, 8, 3, 1, 9, 9, 9], [9.0, 1, 7, 8, 2, 9, 9, 9, 9, 9]])
     given = (IDS, PLACES, 5, COUNTS, COUNTS > 0, shares)
-    # Recent are 1, 2 and 4, 1: they are not told. Of 5 (8), 3 (3) and 4 (2) the first is 5; the
+    # The recent words 1, 2 and 4, 1 are left out. Of 5 (8), 3 (3) and 4 (2) the first is 5; the
     # second text has no other words.
     assert TeacherText(told=3).words(*given).tolist() == [[1, 2, 5, 3, 4], [4, 1, 4, 4, 4]]
 
 
 def test_the_map_says_how_likely_a_word_is_for_how_few_documents_hold_it():
-    """Beside a regression of numpy, and on words that a feature shows or hides."""
+    """Beside a numpy regression, and for words that a feature indicates or excludes."""
     lens, batch = lens_of(layer=0), batch_of(400, seed=3)
     before = torch.arange(batch["input_ids"].shape[1]) <= batch["position"][:, None]
     is_there = ((batch["input_ids"] == 5) & before).any(1)

@@ -1,4 +1,4 @@
-"""Steps of a lens: what stands still, what learns late, on one device and on two; their replay."""
+"""Steps of a lens: frozen parts, parts that learn later, on one device and on two; their replay."""
 
 import os
 from dataclasses import replace
@@ -44,7 +44,7 @@ History = dict[int, dict[str, Tensor]]  # step -> name -> weight
 
 
 class Weights(Callback):
-    """All weights after each optimizer step, step 0 included, as one device has them."""
+    """Keeps all weights after each optimizer step, and at step 0, gathered as on one device."""
 
     def __init__(self) -> None:
         self.after: History = {}
@@ -68,7 +68,7 @@ def fit(
     data: dict[str, Any] | None = None,
     **more: Any,
 ) -> History:
-    """Fit in float64 on the stories beside the folder and return the weights after each step."""
+    """Fit in float64 on the stories beside the folder; return the weights after each step."""
     seed_everything(1, verbose=False)
     module = lens_module(optimizer=partial(optimizer, lr=0.02, weight_decay=0.1), lens=options)
     weights = Weights()
@@ -87,7 +87,7 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def moves(weights: History, name: str) -> list[bool]:
-    """Whether a weight changed in each step."""
+    """Return for each step whether a weight changed."""
     return [not torch.equal(weights[s][name], weights[s + 1][name]) for s in range(STEPS)]
 
 
@@ -149,7 +149,7 @@ def _is_own(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ledgers of every job on two devices, and what each rank saw."""
+    """The ledgers of all jobs on two devices, and the weights that each rank saw."""
     folder = tmp_path_factory.mktemp("two")
     story_files(folder)
     in_world(2, fit_all, folder)
@@ -157,7 +157,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit_all(folder: Path) -> None:
-    """Fit every job; each rank leaves NAME/weights-RANK.pt there: step -> name -> weight."""
+    """Fit every job; each rank writes NAME/weights-RANK.pt: step -> name -> weight."""
     torch.set_num_threads(1)
     for name, (strategy, options) in JOBS.items():
         weights = fit(folder / name, options, devices=2, strategy=strategy)
@@ -186,7 +186,7 @@ def test_two_devices_learn_what_one_learns_and_agree(two, stories, name):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Return the run folder of a whole run, which learns together from step 2 on."""
+    """Return the folder of a whole run, which trains jointly from step 2 on."""
     folder = tmp_path_factory.mktemp("whole")
     fitted(folder / "run", lens_module(), story_data(folder, micro_batch_size=8), max_steps=4)
     return folder / "run"
@@ -199,12 +199,12 @@ def test_the_ledger_of_a_lens_proves_its_steps(whole):
         {"teacher_text", "teacher_reconstruction"},
         {"reconstruction", "reference"},
     ]
-    # The first step together: the networks are their own reference.
+    # The first joint step: the networks are their own reference.
     assert lines[2]["terms"]["reference"] == pytest.approx(0, abs=1e-12)
     assert lines[3]["terms"]["reference"] > 1e-8
 
 
-@pytest.mark.parametrize("step", [1, 3, 4])  # the third is the first together
+@pytest.mark.parametrize("step", [1, 3, 4])  # the third step is the first joint one
 def test_a_step_of_a_lens_is_replayed(whole, step):
     data = story_data(whole.parent)
     found = find_step(whole, step)

@@ -1,4 +1,4 @@
-"""Wrong inputs and options of a dump and of a lens: the way out is named, and nothing written."""
+"""Wrong inputs and options of a dump and of a lens: errors name a way out, no file is written."""
 
 import re
 import shutil
@@ -97,7 +97,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with documents and a store of them."""
+    """A folder with documents and a store of their activations."""
     folder = tmp_path_factory.mktemp("sound")
     dumped(folder / "acts", stories(folder, 40))
     twice = "".join((folder / "mine.jsonl").read_text().splitlines(keepends=True)[3:5])
@@ -129,7 +129,7 @@ def test_a_check_of_documents_and_of_a_store_says_what_they_hold(done, sound, mo
     assert "norms" not in output
     of_store = done("check", "--config=lens.yaml")
     found = [line for line in output.splitlines() if line[:1] != "s"]
-    assert set(found) <= set(of_store.splitlines())  # the store holds these documents
+    assert set(found) <= set(of_store.splitlines())  # the store's documents are these
     assert "block 1 of 0 to 2, block_output, 16 features, float32" in of_store
     assert re.search(r"files +\d+ files, 0.\d MB, hold what was written", of_store)
     assert max(map(len, of_store.splitlines())) <= 80

@@ -28,11 +28,11 @@ from tests.causal_lm.folders import VOCAB, of_transformers
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}
 OWN_GPT2 = {"norm": "layer", "positions": "learned", "activation": "gelu", "bias": True}
 
-NO_DROPOUT = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}  # as models are loaded
+NO_DROPOUT = {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attn_pdrop": 0.0}  # as loaded models have it
 
 
 class Tokenizer:
-    """What a lens asks of a tokenizer: the last token is no word."""
+    """The tokenizer methods that a lens needs; the last token is not a word."""
 
     begin_id = None
 
@@ -60,12 +60,12 @@ NETWORKS = {
 
 
 def network_of(kind: str) -> Network:
-    """A network in float64."""
+    """Return a network in float64."""
     return NETWORKS[kind]().double()
 
 
 def lens_of(kind: str = "own GPT-2", layer: int = 1, **options: Any) -> Lens:
-    """A lens in float64, whose maps and prompt are no longer what they begin as."""
+    """Return a float64 lens whose maps and prompt have left their initial values."""
     given = LensOptions(**{"num_words": 4, "num_prompt": 2, **options})
     torch.set_default_dtype(torch.float64)
     try:
@@ -76,7 +76,7 @@ def lens_of(kind: str = "own GPT-2", layer: int = 1, **options: Any) -> Lens:
 
 
 def moved(lens: Lens, std: float = 0.1) -> Lens:
-    """The lens with all that learns moved at random, as if it had learnt."""
+    """Return the lens with all trainable weights moved at random, as if trained."""
     torch.manual_seed(1)
     for parameter in lens.parameters():
         if parameter.requires_grad:
@@ -89,7 +89,7 @@ def activations(number: int = 3, width: int = 16) -> Tensor:
 
 
 def documents(lengths: tuple[int, ...] = (9, 12, 7)) -> tuple[Tensor, Tensor]:
-    """Padded tokens [B, T], lengths [B]."""
+    """Return padded tokens [B, T] and lengths [B]."""
     random = torch.Generator().manual_seed(2)
     ids = torch.randint(VOCAB - 1, (len(lengths), max(lengths)), generator=random)
     sizes = torch.tensor(lengths)
@@ -99,7 +99,7 @@ def documents(lengths: tuple[int, ...] = (9, 12, 7)) -> tuple[Tensor, Tensor]:
 def patched_logits(
     subject: Subject, ids: Tensor, position: Tensor, replacement: Tensor | None
 ) -> Tensor:
-    """Logits [B, T, V] of the whole subject, with activations [B, D] in the place of the true
+    """Return the whole subject's logits [B, T, V], with activations [B, D] in place of the true
     ones."""
 
     def patch(output: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def patched_logits(
 
 
 def effects(subject: Subject, ids: Tensor, position: Tensor, replacement: Tensor) -> Tensor:
-    """KL(true || changed) [B, T] of the next word at every place, of the whole subject."""
+    """Return KL(true || changed) [B, T] of the next word at every place, for the whole subject."""
     true, changed = (patched_logits(subject, ids, position, x) for x in (None, replacement))
     own = true.double().log_softmax(-1)
     return (own.exp() * (own - changed.double().log_softmax(-1))).sum(-1)
@@ -122,7 +122,7 @@ def effects(subject: Subject, ids: Tensor, position: Tensor, replacement: Tensor
 def explained_without_cache(
     verbalizer: Verbalizer, activation: Tensor, keys: Tensor, temperature: float
 ) -> Explanation:
-    """What `Verbalizer.explain` returns; everything is read again for each word."""
+    """Return what `Verbalizer.explain` returns, but read everything again for each word."""
     network, place = verbalizer.network, len(verbalizer.prompt)
     maps = zip(verbalizer.map_weight, verbalizer.map_bias, strict=True)
     entering = [activation @ weight.T + bias for weight, bias in maps]
@@ -154,11 +154,11 @@ def explained_without_cache(
     return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
 
 
-V, D, LENGTH = 12, 16, 10  # of cases
+V, D, LENGTH = 12, 16, 10  # sizes of the cases
 
 
 def batch_of(number=6, seed=0):
-    """Documents of several lengths, a position in each."""
+    """Return documents of several lengths, with a position in each."""
     random = torch.Generator().manual_seed(seed)
     lengths = torch.randint(5, LENGTH + 1, (number,), generator=random)
     ids = torch.randint(V - 1, (number, LENGTH), generator=random)
@@ -173,11 +173,11 @@ def batch_of(number=6, seed=0):
 
 
 def statistics(subject):
-    """Of another hundred documents, for each layer."""
+    """Return statistics of another hundred documents, for each layer."""
     batch, found = batch_of(100, seed=1), []
     rows, place = torch.arange(100), batch["position"]
     current = batch["input_ids"][rows, place]
-    keep = current != 3  # a token that training has never seen
+    keep = current != 3  # a token that training never sees
     for hidden in subject.of_layers(batch["input_ids"]):
         chunk = (x[keep].numpy() for x in (hidden[rows, place], current, place))
         found.append(statistics_of([tuple(chunk)]))
@@ -186,11 +186,11 @@ def statistics(subject):
 
 @torch.no_grad()
 def lens_and_baselines(*layers, is_moved=False):
-    """A lens that knows the statistics of a hundred documents, and its baselines."""
+    """Return a lens with the statistics of a hundred documents, and its baselines."""
     subject = Subject(own(vocab_size=V, num_heads=2), *layers)
     lens = Lens(subject, Tokenizer(V), LensOptions(num_words=4)).eval()
     lens.token_counts.copy_(torch.arange(V) * (torch.arange(V) < V - 1))
-    if is_moved:  # else verbalizer and reconstructor are the subject
+    if is_moved:  # else verbalizer and reconstructor equal the subject
         moved(lens, 0.02)
     found = statistics(subject)
     lens.mean.copy_(torch.from_numpy(np.stack([one.mean for one in found])).view_as(lens.mean))
@@ -203,12 +203,12 @@ def lens_and_baselines(*layers, is_moved=False):
 
 @torch.no_grad()
 def case_of(batch=None, kind=Case, is_moved=True, told=0):
-    """A case, with the batch turned round as the partners."""
+    """Return a case whose partners are the batch shifted by one row."""
     batch = batch or batch_of()
     lens, baselines = lens_and_baselines(1, is_moved=is_moved)
     activation = lens.activation(batch)
     lens.told_map = torch.zeros(V, activation.shape[1] + 1)
-    lens.told_map[:, -1] = -torch.arange(V)  # most of the words of low numbers
+    lens.told_map[:, -1] = -torch.arange(V)  # favours words of low numbers
     return kind(lens, baselines, batch, activation, activation.roll(1, 0), TeacherText(told))
 
 

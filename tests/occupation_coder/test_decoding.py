@@ -1,4 +1,4 @@
-"""Decoding against an exhaustive search over a tiny code book."""
+"""Decoding beside an exhaustive search over a tiny code book."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ TEMPERATURE = {"seq2seq": 1.0, "flat": 1.0}
 @pytest.fixture
 def network():
     network = network_of().float()
-    with torch.no_grad():  # an untrained network is nearly uniform: every tie would hide a bug
+    with torch.no_grad():  # an untrained network is nearly uniform, and ties would hide bugs
         for parameter in network.decoder.parameters():
             parameter.mul_(2.0)
         network.decoder.node_output.weight.normal_()
@@ -91,7 +91,7 @@ def test_a_beam_that_stops_early_has_the_same_best_as_one_that_does_not(network,
 
 
 def greedy_without_cache(network, memory: Memory) -> list[int]:
-    """The codes of one record, each symbol from the whole prefix."""
+    """The codes of one record, each symbol predicted from the whole prefix."""
     trie, codes, written = network.trie, [], []
     for block in range(trie.max_codes):
         node = torch.tensor([0])
@@ -121,7 +121,7 @@ def test_a_beam_of_one_equals_greedy_search_without_a_cache(network, texts):
 
 def test_codes_of_a_record_are_distinct_and_the_first_block_is_never_empty(network, texts):
     with torch.no_grad():
-        network.decoder.output.bias[3] = -20.0  # never empty by choice
+        network.decoder.output.bias[3] = -20.0  # the empty answer is unlikely
         never = decoding.beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
         network.decoder.output.bias[3] = 20.0
         always = decoding.beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
@@ -217,7 +217,7 @@ def test_the_next_sets_follow_by_their_probability(network, texts, method):
     for record in range(4):
         named = [frozenset(row) - {NONE} for row in sets[record].tolist()]
         assert len(set(named)) == 4
-        if method == "beam":  # wide enough for all: no set that is left out is likelier
+        if method == "beam":  # wide enough for all sets, so none left out is likelier
             every = {frozenset(row) - {NONE} for row in sequences(4, 3).tolist()} - set(named)
             rest = torch.tensor([[[*s, *[NONE] * (3 - len(s))] for s in every]])
             with torch.no_grad():
@@ -231,7 +231,7 @@ def test_flat_takes_the_best_code_and_those_of_one_half_and_above():
     out = decoding.decode_flat(logits, max_codes=3)
     assert out.code_ids.tolist() == [[1, 2, NONE], [1, NONE, NONE]]
     p = logits.double().sigmoid()
-    some = 1 - (1 - p).prod(1)  # an answer has a code
+    some = 1 - (1 - p).prod(1)  # every answer has a code
     expected = (1 - p[0, 0]) * p[0, 1] * p[0, 2] * (1 - p[0, 3]) / some[0]
     assert out.set_confidence[0].item() == pytest.approx(expected.item())
     codes = torch.stack([p[0, 1], p[0, 2], p[1, 1]]) / some[[0, 0, 1]]

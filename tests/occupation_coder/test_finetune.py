@@ -1,4 +1,4 @@
-"""Fine-tuning: 200 rows of another code system, with and without a trained encoder."""
+"""Fine-tuning on 200 rows of another code system, with and without a trained encoder."""
 
 import csv
 from collections import Counter
@@ -29,12 +29,12 @@ SCRATCH = [
 
 
 def letters(code: str) -> str:
-    """Returns a code of another system: letters, and as many as the code has levels in use."""
+    """Returns a code of another system: letters, one for each level in use."""
     return "".join(chr(ord("A") + int(digit)) for digit in code.rstrip("0") or "0")
 
 
 def write_tables(folder: Path) -> None:
-    """Writes source.csv with the demo's codes; few.csv and held.csv with codes of letters."""
+    """Writes source.csv with the demo's codes; few.csv and held.csv with letter codes."""
     rows = csv_rows(demo.demo_occupations())
     source = [row for row in rows if row["split"] == "train"][:NUM_SOURCE_ROWS]
     _write(folder / "source.csv", [list(row.values())[:4] for row in source])
@@ -77,7 +77,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def finetuned(folder: Path, name: str, *options: str) -> SimpleNamespace:
-    """Fine-tunes on few.csv; returns F1 on the rows of held.csv and the weights."""
+    """Fine-tunes on few.csv; returns F1 on the rows of held.csv, and the weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         launch(
@@ -96,7 +96,7 @@ def finetuned(folder: Path, name: str, *options: str) -> SimpleNamespace:
 
 
 def encoder_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the encoder's weights but those of the languages, which differ between tables."""
+    """Returns the encoder's weights except those of languages, which differ between tables."""
     mark = "network.encoder."
     return {k: v for k, v in weights.items() if k.startswith(mark) and "languages" not in k}
 

@@ -47,7 +47,7 @@ def test_the_solved_head_is_the_minimum_of_its_squared_hinge_loss():
     head = linear.LinearHead(3, linear.LinearOptions(num_features=64, cost=2.0))
     linear.solve(head, texts, has_code, weights)
     assert not any(parameter.requires_grad for parameter in head.parameters())
-    assert head.weight[2].norm() == 0  # a code without a text
+    assert head.weight[2].norm() == 0  # a code without texts
     assert head.bias[2] == -1
     features = head.features(**padded_texts(texts)).double()
 
@@ -117,7 +117,7 @@ def store(tmp_path, own_cache):
 
 
 def test_rows_of_one_text_share_a_weight_that_grows_slower_than_their_number(store):
-    # three rows and one description say "farmer"; the other texts stand once
+    # three rows and one description contain "farmer"; the other texts occur once
     once = row_weights(store, OccupationLossOptions(repeats=0.0))
     torch.testing.assert_close(once, torch.tensor([0.25, 1, 0.25, 0.25, 1, 0.25, 1, 1, 1]))
     root = row_weights(store, OccupationLossOptions(repeats=0.5))
@@ -133,7 +133,7 @@ def test_a_linear_head_sees_each_text_once_per_set_of_codes(store, caplog, monke
     options = OccupationLossOptions(linear=linear.LinearOptions(), repeats=0.0, unused_codes=False)
     texts, has_code, weight = linear_examples(store, options)
     said = [decode(text) for text in texts]
-    assert said.count("farmer") == 2  # of two codes
+    assert said.count("farmer") == 2  # a record of two codes
     assert "blacksmith" not in said
     assert (has_code.sum(1) == 1).all()
     of_farmer = [w for text, w in zip(said, weight, strict=True) if text == "farmer"]
@@ -179,8 +179,8 @@ def plain_head(text: str, ends: list[str]) -> str:
         ("of and", ""),
         ("", ""),
         ("smed på landet", "landet"),
-        ("form a", "a"),  # "from" has the same letters
-        ("boot and shoe maker", "boot"),  # no grammar is read
+        ("form a", "a"),  # "from" consists of the same letters
+        ("boot and shoe maker", "boot"),  # the rule knows no grammar
     ],
 )
 def test_the_head_is_the_last_word_before_the_first_end(text, head):
@@ -237,7 +237,7 @@ def test_a_title_is_nearer_to_one_of_its_head_or_core(part, texts):
     assert weighted[0] @ weighted[1] > plain[0] @ plain[1]
     assert weighted[0] @ weighted[2] < plain[0] @ plain[2]
     torch.testing.assert_close(weighted.norm(dim=1), torch.ones(3))
-    of_part = features(texts, **{part: 1e4}, **options)  # then little else counts
+    of_part = features(texts, **{part: 1e4}, **options)  # so that other parts hardly count
     torch.testing.assert_close(of_part[0], of_part[1], atol=1e-3, rtol=0)
 
 

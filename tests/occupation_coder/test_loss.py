@@ -1,4 +1,4 @@
-"""Losses by hand-worked numbers, against all orders, and without one record touching another."""
+"""Losses: by hand-worked numbers, against all orders, and independent of other records."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ TABLE = [[4, 4], [4, 5], [5, 4], [5, 5]]
 
 
 class UniformDecoder(torch.nn.Module):
-    """Every symbol is as likely as any other: 6 symbols, log 6 nats each."""
+    """All symbols are equally likely: 6 symbols, log 6 nats each."""
 
     def __init__(self, trie: CodeTrie) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class UniformDecoder(torch.nn.Module):
 
 
 def occupation_losses(memory, logits, decoder, batch, importance=1.0):
-    """Both terms as sums and counts."""
+    """Return both terms as sums and counts."""
     losses = loss.record_losses(memory, logits, decoder, batch)
     return loss.summed(losses, batch["weight"], importance)
 

@@ -1,4 +1,4 @@
-"""Scores of code sets by hand, however records are batched; the linear baseline beside them."""
+"""Scores of code sets by hand, for any batching of records; the linear baseline beside them."""
 
 import math
 from pathlib import Path
@@ -115,12 +115,12 @@ def test_the_way_records_are_batched_changes_nothing(book):
 def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
     bins = coder_metrics.CalibrationBins()
     bins.update(torch.tensor([0.9, 0.9, 0.25, 1.0]), torch.tensor([1, 0, 0, 1]), torch.ones(4))
-    # bins 0.9 to 1 hold 0.9, 0.9 and 1.0 with 2 hits of 3; bin 0.2 holds 0.25 without a hit
+    # bins 0.9 to 1 hold 0.9, 0.9 and 1.0, 2 of the 3 right; bin 0.2 holds 0.25, wrong
     assert bins.compute().item() == pytest.approx((abs(2.8 - 2) + 0.25) / 4, abs=1e-6)
     assert bins.limit(0.6) == pytest.approx((0.89, 0.75, 2 / 3))  # float32: 0.9 - 2e-8
     assert bins.limit(1.0) == pytest.approx((0.99, 0.25, 1.0))
     bins.update(torch.tensor([1.0]), torch.tensor([0]), torch.ones(1))
-    assert bins.limit(0.7) == (1.01, 0.0, 0.0)  # nothing is sure enough: everything is looked at
+    assert bins.limit(0.7) == (1.01, 0.0, 0.0)  # no answer is sure enough, so all need a check
 
 
 def test_the_temperature_of_overconfident_logits_is_found():
@@ -204,7 +204,7 @@ def test_the_scores_are_those_worked_out_by_hand_beside_the_models(store, capsys
     logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((values, step)))
     baseline = coder_metrics.LinearBaseline()
     baseline.on_test_end(trainer_on(store, loggers=[logger]), None)
-    # right, right, one of two codes (F1 2/3, accuracy 1/2), and a trade never seen
+    # right, right, one of two codes (F1 2/3, accuracy 1/2), and an unseen trade
     assert baseline.scores["f1"] == pytest.approx((1 + 1 + 2 / 3 + 0) / 4)
     assert baseline.scores["accuracy"] == pytest.approx((1 + 1 + 1 / 2 + 0) / 4)
     lines = capsys.readouterr().out.splitlines()
@@ -255,6 +255,6 @@ def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(d
     assert "linear SVM" in output
     checkpoint = next(Path("runs").glob("*/checkpoints/last.ckpt"))
     coder = LitOccupationCoder.load_from_checkpoint(checkpoint)
-    # two steps teach the decoder nothing: it is the linear head, solved before them, that knows
+    # two steps teach the decoder nothing; the linear head, solved before them, has the answers
     options = {"method": "mixed", "flat_share": 1.0}
     assert [one.codes for one in coder.code(["a weaver", "a miller"], **options)] == [["3"], ["4"]]

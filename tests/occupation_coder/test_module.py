@@ -85,7 +85,7 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, 
         again.code(["smith"], language=["en", "da"])
     scores = trainer_of(tmp_path).test(again, data_of(table), verbose=False)[0]
     assert scores["test/exact_match"] == 1.0
-    assert math.isnan(scores["test/f1_unseen_text"])  # over nothing
+    assert math.isnan(scores["test/f1_unseen_text"])  # a mean over no records
     for method in ("flat", "greedy", "beam"):
         coded = again.code(["carpenter"], method=method)[0]
         assert coded.codes == ["95410"]
@@ -102,7 +102,7 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, 
 def test_a_trained_coder_goes_on_with_its_own_codes_and_languages_alone(table, tmp_path):
     coder = small_coder()
     fitted(coder, table, tmp_path, epochs=1)
-    path = fitted(coder, table, tmp_path / "again", epochs=1)  # the same data, read anew
+    path = fitted(coder, table, tmp_path / "again", epochs=1)  # the same data, read again
     fitted(LitOccupationCoder.load_from_checkpoint(path), table, tmp_path / "loaded", epochs=1)
     for old, new, named in (("95410", "95420", "code_book"), (",en,", ",sv,", "languages")):
         other = tmp_path / f"{named}.csv"

@@ -1,4 +1,4 @@
-"""Encoders, decoder and trie: padding, neighbours and symbols still to come change nothing."""
+"""Encoders, decoder and trie: padding, other rows and future symbols change nothing."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_ngrams_are_those_that_lie_inside_the_text():
     assert inside[0].sum(0).tolist() == [5, 5, 4, 4]  # two rows of 5 pairs and 4 triples in <abab>
     assert inside[1].sum(0).tolist() == [3, 3, 2, 2]
     assert rows[0, 1, 0] == rows[0, 3, 0]  # "ab" twice
-    assert rows[0, 1, 0] == rows[1, 1, 0]  # and in the other text
+    assert rows[0, 1, 0] == rows[1, 1, 0]  # and once in the other text
     assert rows[0, 1, 0] != rows[0, 2, 0]
     seen = rows[0][inside[0]].tolist() + rows[1][inside[1]].tolist()
     # <a ab ba b> <ab aba bab ab>, and the second text adds none

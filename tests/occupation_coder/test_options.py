@@ -1,4 +1,4 @@
-"""Every row of the migration page for people who come from scripts does what it says."""
+"""Every row of the migration page for users of scripts: each option has the effect described."""
 
 import re
 import shlex
@@ -52,7 +52,7 @@ def write_tables(folder: Path) -> None:
 
 
 class Gradients(Callback):
-    """Keeps, per optimizer step, the parameters that have a gradient other than zero."""
+    """Keeps, for each optimizer step, the parameters whose gradient is not zero."""
 
     def __init__(self) -> None:
         self.moved: list[set[str]] = []
@@ -63,7 +63,7 @@ class Gradients(Callback):
 
 
 def build(folder: Path, *options: str, config: str = "debug") -> SimpleNamespace:
-    """Parses a command line and builds trainer, model and data, without a step of training."""
+    """Parses a command line and builds trainer, model and data, without training."""
     made: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -85,7 +85,7 @@ def fit(run: SimpleNamespace) -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """One run of 7 steps with many options at once."""
+    """A run of 7 steps with many options at once."""
     folder = tmp_path_factory.mktemp("everything")
     write_tables(folder)
     run = fit(build(folder, *EVERYTHING))
@@ -106,7 +106,7 @@ def dropouts(module: nn.Module) -> set[float]:
 
 
 def steps_with(folder: Path, metric: str) -> list[int]:
-    """Returns the steps at which metrics.csv has a value of this metric."""
+    """Returns the steps at which metrics.csv has a value of a metric."""
     return [int(row["step"]) for row in csv_rows(folder / "metrics.csv") if row.get(metric)]
 
 
@@ -170,7 +170,7 @@ UNTRAINED = shlex.split("""
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Many more options at once, without a step of training."""
+    """Many more options at once, without training."""
     folder = tmp_path_factory.mktemp("untrained")
     write_tables(folder)
     with (folder / "train.csv").open("a") as file:

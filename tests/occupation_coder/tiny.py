@@ -17,7 +17,7 @@ def trie_of(max_codes: int, table: Sequence[Sequence[int]] = TABLE) -> CodeTrie:
 
 
 def network_of(linear: LinearOptions | None = None) -> OccupationNetwork:
-    """A network in float64 and in eval mode, without weights of zero."""
+    """A network in float64 and eval mode, without weights of zero."""
     torch.manual_seed(0)
     encoder = CharacterEncoder(3, width=16, num_layers=2, num_heads=2, num_buckets=128)
     decoder = BlockDecoder(16, trie_of(3), width=16, num_layers=2, num_heads=2, feed_forward=32)

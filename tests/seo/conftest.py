@@ -1,4 +1,4 @@
-"""A retriever that several files look at, trained once."""
+"""A retriever trained once for several test files."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.toy import toy_trainer
 
 @pytest.fixture(scope="session")
 def retriever_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that was trained, tested and predicted with; leave it as it is."""
+    """A folder with a run that was trained, tested and used for predictions; do not change it."""
     folder = tmp_path_factory.mktemp("retriever")
     write_collection(folder / "collection")
     module, data = retriever(folder / "run", {})
@@ -25,6 +25,6 @@ def retriever_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trained(retriever_run: Path) -> LitRetriever:
-    """The module of that run, in double precision."""
+    """The run's module in double precision."""
     path = retriever_run / "checkpoints/last.ckpt"
     return LitRetriever.load_from_checkpoint(path).eval().double()

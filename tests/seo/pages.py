@@ -21,7 +21,7 @@ ANIMALS = ("hen", "cow", "ant", "dog", "cat", "owl", "fox")
 
 
 def write_pages(path: Path, number: int = 4) -> str:
-    """Write pages of animals, the html of some; return the path."""
+    """Write pages about animals, some with html; return the path."""
     rows: list[dict[str, Any]] = []
     for i in range(number):
         name = ANIMALS[i % len(ANIMALS)] * (1 + i // len(ANIMALS))
@@ -45,7 +45,7 @@ def writer(rate: float = 0.003, **options: Any) -> LitSnippetWriter:
 
 
 def pages_of(path: str, **options: Any) -> PagesDataModule:
-    """Return pages that train, validate and test."""
+    """Return pages for training, validation and test."""
     given = {"global_batch_size": 4, "plan": PlanOptions(seed=1), **options}
     return PagesDataModule(
         train_files=path,

@@ -1,4 +1,4 @@
-"""A collection of 40 documents in the layout of BEIR, some of them equal."""
+"""A collection of 40 documents in BEIR's layout, some of them equal."""
 
 import json
 from pathlib import Path

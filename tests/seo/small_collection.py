@@ -1,4 +1,4 @@
-"""Parts for a collection so small that a run on it takes a second: data, ranker, small BERT."""
+"""Data, ranker and BERT for a collection so small that a run takes a second."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Encoders and vectors of texts: sums by hand, what changes nothing, gradients of chunks."""
+"""Encoders and text vectors: sums by hand, invariances, gradients of chunks."""
 
 import math
 from functools import partial
@@ -30,10 +30,10 @@ def summed(encoder, *rows):
 
 def test_weights_begin_as_inverse_document_frequencies(encoder):
     weights = encoder.log_weights.weight.exp()[:, 0].detach()
-    assert weights[0] == pytest.approx(1.0)  # in every text
+    assert weights[0] == pytest.approx(1.0)  # in all texts
     assert weights[1] == pytest.approx(1 + math.log(10 / 5))
     assert weights[2] == weights[3] > weights[1]
-    assert (weights[4:] < 1e-12).all()  # marks count nothing
+    assert (weights[4:] < 1e-12).all()  # punctuation has no weight
 
 
 def test_a_text_is_the_sum_over_distinct_tokens_by_hand(encoder):
@@ -113,7 +113,7 @@ def gradients(model: BiEncoder, chunk: int | None) -> dict[str, torch.Tensor]:
     queries = model.encode_samples(ids[:4], mask[:4], True, 4, chunk)
     documents = model.encode_samples(ids, mask, False, 4, chunk)
     loss = ((queries @ documents.T) / model.temperature()).logsumexp(1).sum()
-    keys.is_backward = True  # as the callback says
+    keys.is_backward = True  # the callback sets it
     loss.backward()
     release_dropout(model)
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

@@ -1,4 +1,4 @@
-"""Keyed dropout over ragged rows: a sample's masks do not depend on what stands beside it."""
+"""Keyed dropout over ragged rows: a sample's masks do not depend on the rest of its batch."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def keyed(network):
 
 
 def rows_of(samples):
-    """Return the rows of samples [R, T]; equal ones, so that only masks tell them apart."""
+    """Return the rows of samples [R, T]; all are equal, so that only masks differ."""
     ids = torch.arange(1, 8).repeat(sum(SIZES[s] for s in samples), 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids).bool()}
 
@@ -84,7 +84,7 @@ def test_what_is_computed_again_drops_the_same() -> None:
         keys.begin(7, IDS)
         network.zero_grad()
         output = network(scorer_batch((0, 1, 2)))["a"].sum()
-        keys.is_backward = True  # as the callback says
+        keys.is_backward = True  # the callback sets it
         output.backward()
         found.append(network.encoder.tokens.weight.grad.clone())
     torch.testing.assert_close(found[1], found[0])

@@ -1,4 +1,4 @@
-"""Losses by hand and against slow references: rankings, a retriever's pairs, heads of a scorer."""
+"""Losses by hand and beside slow references: rankings, a retriever's pairs, heads of a scorer."""
 
 import math
 
@@ -21,7 +21,7 @@ def nats(difference):
 
 
 def reference(name, scores, target):
-    """The loss of the candidates that take part, written as its source has it."""
+    """Return the loss of the candidates that take part, written as in its source."""
     size = len(scores)
     pairs = [(i, j) for i in range(size) for j in range(size) if target[i] > target[j]]
     if name == "bce":
@@ -92,7 +92,7 @@ def test_unjudged_and_missing_candidates_get_no_gradient_and_fillers_count_nothi
 @pytest.mark.parametrize("target", [[NAN, NAN, NAN], [1.0, NAN, NAN], [2.0, 2.0, NAN]])
 def test_a_query_without_information_has_no_loss(name, target):
     if name == "bce" and not all(map(math.isnan, target)):
-        return  # a candidate by itself tells something
+        return  # a single candidate has a loss too
     scores = torch.tensor([[0.4, 0.4, 2.0]], dtype=torch.float64, requires_grad=True)
     total, count = LossSum.of(LOSSES[name](scores, torch.tensor([target]).double()), torch.ones(1))
     total.backward()
@@ -180,7 +180,7 @@ def test_a_regression_is_learnt_in_standard_deviations() -> None:
         assert loss_of(networks.Head(REGRESSION, loss, 3), 1.5, 14.0) == pytest.approx(expected)
     assert loss_of(networks.Head(REGRESSION, "huber", 3), 5.0, 14.0) == pytest.approx(2.5)
     time = networks.Head({**REGRESSION, "mean": 1.7e9}, "mse", 3)
-    assert loss_of(time, 1.5, 1.7e9 + 3) == 0  # whose digits float32 lacks
+    assert loss_of(time, 1.5, 1.7e9 + 3) == 0  # float32 lacks these digits
     head = networks.Head(REGRESSION, "mse", 3)
     assert head.prediction(torch.tensor([[1.5]])).tolist() == [[13.0]]
     assert networks.baseline(REGRESSION).tolist() == [10.0]
@@ -237,7 +237,7 @@ def test_the_baseline_is_what_prediction_would_be() -> None:
 def test_the_loss_of_a_text_is_the_mean_over_its_own_labels() -> None:
     head = networks.Head({"kind": "multilabel", "classes": ["a", "b", "c"]}, "cross_entropy", 2)
     outputs, target = torch.zeros(3, 3), torch.tensor([[1.0, 0, 1], [1, 0, 0], [0, 0, 0]])
-    outputs[0, 0] = 50.0  # right, and sure of it
+    outputs[0, 0] = 50.0  # right, and certain
     known = torch.tensor([[True, True, True], [False, True, False], [False] * 3])
     log2 = math.log(2)
     found = head.loss_of_texts(outputs, target, known)

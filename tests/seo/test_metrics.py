@@ -1,4 +1,4 @@
-"""Metrics by hand, against trec_eval, scikit-learn and scipy, and the bootstrap."""
+"""Metrics by hand, beside trec_eval, scikit-learn and scipy; the bootstrap."""
 
 import logging
 import math
@@ -59,13 +59,13 @@ def test_fillers_count_nowhere() -> None:
     # the first scores 1, the last has judgements but nothing relevant and scores 0
     assert {n: float(m.compute()) for n, m in metrics.items()} == {"ndcg@1": 0.5, "recall@1": 0.5}
     assert metrics["ndcg@1"].count == 2
-    metrics.update(ranked, torch.ones(3))  # scores that are no numbers are no good ranking
+    metrics.update(ranked, torch.ones(3))  # NaN scores are not a good ranking
     assert math.isnan(metrics["ndcg@1"].compute())
 
 
 @st.composite
 def queries(draw: st.DrawFn) -> list[tuple[list[float], list[float | None], list[int]]]:
-    """Scores and grades of each query's candidates, and grades of what was not retrieved."""
+    """Return scores and grades of each query's candidates, and grades of missed documents."""
     grade = st.integers(-1, 3)
     found = st.lists(st.tuples(st.sampled_from(range(6)), st.none() | grade), max_size=12)
     return [
@@ -89,7 +89,7 @@ def test_equal_to_trec_eval(cases: list) -> None:
         judged |= {f"missed{i}": grade for i, grade in enumerate(missed)}
         scores[q, : len(found)], is_candidate[q, : len(found)] = torch.tensor(found), True
         relevance[q, : len(found)] = torch.tensor([NAN if g is None else g for g in grades])
-        # trec_eval never returns from some queries whose grades are all below 0
+        # trec_eval hangs at some queries whose grades are all below 0
         floor = {name: max(grade, 0) for name, grade in judged.items()}
         qrels[f"q{q}"] = floor
         for column, grade in enumerate(floor.values()):
@@ -137,7 +137,7 @@ def measured(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str,
             [1, 3, 2, 4],
             {"spearman": 0.8, "pearson": 0.8, "rmse": math.sqrt(0.5), "mae": 0.5},
         ),
-        (  # levels 0, 1, 2, 1: squared errors 2, of 4 by chance
+        (  # levels 0, 1, 2, 1: squared errors 2, by chance 4
             "ordinal",
             [[0.6, 0.4, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0]],
             [0, 1, 1, 2],
@@ -154,7 +154,7 @@ def measured(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str,
                 "log_loss": -math.log(0.9 * 0.8 * 0.4 * 0.4) / 4,
             },
         ),
-        (  # the third class is neither there nor chosen
+        (  # the third class neither occurs nor is predicted
             "multiclass",
             [[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.6, 0.1]],
             [0, 1, 0],
@@ -203,7 +203,7 @@ def test_what_is_undefined_is_said(kind, prediction, target, expected, said, cap
     assert found == pytest.approx(expected, nan_ok=True)
     assert said in caplog.text
     assert "test/quality_" in caplog.text
-    assert metrics.has_labels == (said != "no text of the split")  # else it adds no loss
+    assert metrics.has_labels == (said != "no text of the split")  # without labels, no loss
 
 
 def test_order_batches_and_fillers_change_no_bit() -> None:

@@ -1,4 +1,4 @@
-"""What the on-page checks find in pages, and the command."""
+"""On-page checks: their findings in pages, and the command."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def report(html):
 
 
 def rules(html, check):
-    """The rules that one check says are broken, with evidence."""
+    """Return the rules that one check reports, with evidence."""
     found = report(html).findings
     return [(f.rule.split(";")[0], f.evidence, f.place) for f in found if f.check == check]
 
@@ -171,7 +171,7 @@ def test_the_command_prints_the_report_of_each_page(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "0 findings" in printed
-    main([str(page), str(tmp_path)])  # the same page twice is no copy of itself
+    main([str(page), str(tmp_path)])  # the same page given twice is not its own duplicate
     assert capsys.readouterr().out == printed
     (tmp_path / "b.html").write_text(SOUND, encoding="utf-8")
     main([str(tmp_path), f"--csv={tmp_path / 'site.csv'}"])
@@ -241,7 +241,7 @@ def test_pages_of_folders_are_a_site_with_a_summary_and_tables(own_folder, capsy
 
 
 REPEATED = {
-    # No more attributes: the parser compares each with those before it, 2.8 s for 40,000.
+    # Not more attributes: the parser compares each with all before it, 2.8 s for 40,000.
     "attributes": lambda n: f"<div {' '.join(f'a{i}=1' for i in range(n))}>word",
     "titles": lambda n: "<title>x</title>" * n,
     "links": lambda n: "<a href=y>z</a>" * n,
@@ -255,7 +255,7 @@ def test_a_page_that_repeats_without_end_takes_no_longer_than_its_length(kind):
         start = time.process_time()
         report(REPEATED[kind](number))
         seconds.append(time.process_time() - start)
-    # Where time grows with the square, eight times as long a page takes 64 times as long.
+    # With quadratic time, a page eight times as long would take 64 times as long.
     assert seconds[1] < max(25 * seconds[0], 3.0)
 
 

@@ -1,4 +1,4 @@
-"""Ranker and retriever on a folder of transformers: as it comes, with adapters, frozen below."""
+"""Ranker and retriever on a transformers folder: unchanged, with adapters, lower layers frozen."""
 
 import json
 from functools import partial
@@ -39,7 +39,7 @@ def fitted(folder, root, steps=2, data=None, **options):
 
 
 def changes(folder, module):
-    """Return parameter -> how far it is from the folder's."""
+    """Return parameter -> its distance from the folder's value."""
     content = json.loads((folder / "bert" / "config.json").read_text())
     before = PretrainedEncoder(content, folder / "bert").state_dict()
     after = {n.removeprefix("network.encoder."): p for n, p in module.named_parameters()}
@@ -66,7 +66,7 @@ def test_frozen_layers_stand_still_and_lower_layers_learn_more_slowly(folder, tm
     moved = changes(folder, module)
     assert all((change == 0) == ("embeddings" in name) for name, change in moved.items()), moved
     factors = {group["lr_factor"] for group in module.trainer.optimizers[0].param_groups}
-    assert factors == {1.0, 0.5, 0.25, 0.125}  # the head, and three layers from the top down
+    assert factors == {1.0, 0.5, 0.25, 0.125}  # the head, then three layers from the top down
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -85,7 +85,7 @@ def test_adapters_alone_are_trained_and_survive_checkpoint_and_export(folder, tm
     loaded = LitRanker.load_from_checkpoint(path).eval()
     assert torch.equal(loaded.rank("salt", texts), expected)
     export(path, to=tmp_path / "out", class_path="lit_models.LitRanker")
-    (folder / "bert").rename(folder / "gone")  # neither needs the folder again
+    (folder / "bert").rename(folder / "gone")  # neither needs the folder any more
     try:
         assert torch.equal(LitRanker.from_exported(tmp_path / "out").rank("salt", texts), expected)
     finally:
@@ -105,7 +105,7 @@ def test_a_model_is_refused_whose_vectors_depend_on_padding(kind, match, folder,
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     sizes |= {"vocab_size": len(VOCABULARY), "max_position_embeddings": 48}
     config = getattr(transformers, f"{kind}Config")(**sizes)
-    bert_folder(tmp_path / "bert")  # for its tokenizer
+    bert_folder(tmp_path / "bert")  # only for its tokenizer
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "bert")
     with pytest.raises(ValueError, match=match):
         fitted(tmp_path, tmp_path, data=folder)

@@ -1,4 +1,4 @@
-"""A ranker: what may change no result, what it learns and writes, and which input it refuses."""
+"""A ranker: invariances, what it learns and writes, and refused inputs."""
 
 import json
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """Return the folder of a run: fitted, tested and predicted."""
+    """Return the folder of a run: trained, tested and used for predictions."""
     root = tmp_path_factory.mktemp("trained")
     module = ranker(loss=RankingLoss("lambda"), prior=True, pairs_per_forward=7)
     data = ranking_data(folder, predict_output=str(root / "ranked.trec"), **OPTIONS)
@@ -44,14 +44,14 @@ def trained(folder, tmp_path_factory):
 
 
 def built(folder, **options):
-    """Return a module and its datamodule, ready to compute, in float64."""
+    """Return a module and its datamodule in float64, ready to compute."""
     torch.manual_seed(1)
     module, data = ranker(**options.pop("model", {})), ranking_data(folder, **OPTIONS | options)
     data.setup("fit")
     data.setup("test")
     module.recipe = {**data.recipe}
     module.configure_model()
-    for parameter in module.parameters():  # a new head of 0 would hide the rest
+    for parameter in module.parameters():  # a new head of 0 would hide everything else
         torch.nn.init.normal_(parameter, std=0.3)
     return module.double().eval(), data
 
@@ -149,7 +149,7 @@ def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path, caplog):
     module = LitRanker.load_from_checkpoint(trained / "checkpoints" / "last.ckpt")
     toy_trainer(tmp_path / "run").predict(module, data, return_predictions=False)
     rankings = list(read_run(tmp_path / "mine.trec"))
-    assert [ranking.query for ranking in rankings] == ["a", "c"]  # none of b's words is known
+    assert [ranking.query for ranking in rankings] == ["a", "c"]  # no word of b is known
     assert "1 of 3 queries have no candidate and are not in" in caplog.text
     assert "such as b." in caplog.text
     (tmp_path / "mine.trec").unlink()

@@ -1,4 +1,4 @@
-"""A whole retriever: evaluation against a plain reference, prediction, scripts, wrong input."""
+"""A whole retriever: evaluation beside a plain reference, prediction, scripts, wrong input."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from tests.toy import csv_rows, json_rows, ledger_lines, toy_trainer
 
 
 def values_of(run: Path, split: str = "test") -> dict[str, dict[str, dict[str, float]]]:
-    """Return system -> metric -> query -> value, as a run has written them."""
+    """Return system -> metric -> query -> value, as written by a run."""
     values: dict = defaultdict(lambda: defaultdict(dict))
     for row in csv_rows(run / f"queries-{split}.csv"):
         query, system = row.pop("query"), row.pop("system")
@@ -157,10 +157,10 @@ def test_a_fusion_needs_a_weight(retriever_run, trained, tmp_path, monkeypatch):
     chosen, (_, data) = trained.recipe.pop("fusion_weight"), retriever(retriever_run, {})
     data.predict_output = str(tmp_path / "encoded")
     with monkeypatch.context() as patch:
-        patch.setattr(trained.network, "encode", None)  # it is told before this is called
+        patch.setattr(trained.network, "encode", None)  # the error comes before this call
         with pytest.raises(ValueError, match=r"fusion\.weight is chosen on the validation queries"):
             toy_trainer(tmp_path).predict(trained, data)
-    # A checkpoint brings it to a module that processes of its own have trained.
+    # A checkpoint passes it on from training in separate processes.
     path = retriever_run / "checkpoints" / "last.ckpt"
     toy_trainer(tmp_path).predict(trained, data, ckpt_path=path, weights_only=True)
     assert trained.fusion_weight() == chosen
@@ -193,8 +193,8 @@ def test_a_folder_of_pages_is_learnt_and_searched(config, table, own_folder, don
     assert rows[0]["query"] == "glass ink"
     shown = [row["snippet"] for row in rows if "glass" in row["snippet"]]
     assert shown
-    assert all(snippet.startswith("Of ") for snippet in shown)  # the sentence that says most
-    if config == "pages_ranker":  # whose table stands beside the run that is named
+    assert all(snippet.startswith("Of ") for snippet in shown)  # the most relevant sentence
+    if config == "pages_ranker":  # its table is beside the run named
         (own_folder / "asked.csv").write_text("query\nglass ink\n")
         asked[1] = "--data.predict_queries=asked.csv"
         done("predict", *folder, *asked, "--data.predict_output=asked.trec")
@@ -230,7 +230,7 @@ def test_the_written_run_is_what_a_test_measures(retriever_run, tmp_path, predic
 
 @pytest.fixture
 def other_weight(retriever_run: Path, tmp_path: Path) -> Path:
-    """The run's checkpoint with a weight that no validation would choose."""
+    """The run's checkpoint with a weight that validation would not choose."""
     checkpoint = torch.load(retriever_run / LAST, weights_only=True)
     checkpoint[RECIPE_KEY][CHOSEN_WEIGHT] = 0.123
     torch.save(checkpoint, tmp_path / "other.ckpt")

@@ -1,4 +1,4 @@
-"""The scorer: batches, chunks and missing labels; a whole run with its baselines and its file."""
+"""The scorer: batches, chunks and missing labels; a whole run with baselines and scored file."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.toy import json_rows, toy_trainer
 
 @pytest.fixture
 def scorer(tmp_path: Path):
-    """A module that has not learnt yet, in float64, and the dataset of its training rows."""
+    """An untrained module in float64, and the dataset of its training rows."""
     scored_texts(tmp_path / "scored.jsonl")
     module, data = text_scorer(tmp_path / "run", {})
     data.setup("fit")
@@ -103,7 +103,7 @@ def test_one_batch_is_learnt_by_heart(scorer) -> None:
         optimizer.step()
     known, target = batch["is_labelled"]["trade"], batch["targets"]["trade"]
     assert (module(batch)["trade"].argmax(1) == target)[known].all()
-    assert batch["targets"]["price"].dtype == torch.float64  # of a time float32 loses digits
+    assert batch["targets"]["price"].dtype == torch.float64  # float32 loses digits of a time
 
 
 def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Pat
     export(checkpoint, to=tmp_path / "exported", class_path="lit_models.LitTextScorer")
     exported = LitTextScorer.from_exported(tmp_path / "exported").double()
     batch = batch_of(data.datasets["test"], range(8))
-    # The exported module is in float32 when its weights come.
+    # An exported module is in float32 when its weights are loaded.
     torch.testing.assert_close(exported(batch), module.eval()(batch), rtol=1e-5, atol=1e-5)
     trainer.predict(module, data, return_predictions=False)
     coded = json_rows(tmp_path / "run/coded.jsonl")

@@ -1,4 +1,4 @@
-"""Exact search, its fusion with BM25 and its evaluation, by hand and against a plain sort."""
+"""Exact search, fusion with BM25 and evaluation, by hand and beside a plain sort."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ from tests.seo.retrieval_collection import write_collection
 
 
 def chunks(patch: pytest.MonkeyPatch, documents: int, queries: int = 256) -> None:
-    """Search so many rows at once, with hardly a document more than are found."""
+    """Search with so many rows at once, and hardly more documents than are returned."""
     patch.setattr(nearest, "SPARE", 1)
     patch.setattr(nearest, "DOCUMENTS_AT_ONCE", documents)
     patch.setattr(nearest, "QUERIES_AT_ONCE", queries)
 
 
 def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int]]:
-    """Sort every product, the smaller number first among equals."""
+    """Sort all products; of equal ones the smaller number comes first."""
     scores = -(queries.astype(np.float64)[:, None] * documents.astype(np.float64)).sum(-1)
     return scores.astype(np.float32).argsort(axis=1, kind="stable")[:, :k].tolist()
 
@@ -33,7 +33,7 @@ def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int
 def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(documents_at_once, k, monkeypatch):
     chunks(monkeypatch, documents_at_once, 4)
     rng = np.random.default_rng(0)
-    # Few different numbers: many equal scores.
+    # Few distinct numbers, so that many scores are equal.
     queries, documents = (rng.integers(-1, 2, (n, 4)).astype(np.float32) for n in (6, 40))
     found = ExactSearch(documents).search(queries, k)
     assert found.documents.tolist() == plainly(queries, documents, k)
@@ -42,7 +42,7 @@ def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(documents_at_once,
 
 
 def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(monkeypatch):
-    """Products of positive numbers, whose float32 sums lose most."""
+    """Products of positive numbers, whose float32 sums lose the most digits."""
     chunks(monkeypatch, 200)
     rng = np.random.default_rng(0)
     queries = rng.uniform(size=(20, 768))
@@ -55,7 +55,7 @@ def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(monkeypatc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("scale", [1e-22, 1.0, 1e19])  # products that vanish or overflow
+@pytest.mark.parametrize("scale", [1e-22, 1.0, 1e19])  # products underflow or overflow
 def test_chunks_dtypes_and_precisions_change_no_bit(dtype, scale, monkeypatch):
     queries, documents = (scale * torch.randn(n, 33) for n in (40, 300))
     products = (queries.double() @ documents.double().T).float()
@@ -99,7 +99,7 @@ def test_a_mapped_matrix_of_half_precision_is_searched_where_it_lies(tmp_path, m
 
 
 def test_a_document_of_both_rankings_has_the_sum_of_both():
-    """Scores are first brought to 0 to 1 of their query; a ranking that is not full ended at 0."""
+    """Each query's scores are first scaled to 0 to 1; a ranking that is not full ends at 0."""
     documents = torch.tensor([[7, 2, 5], [7, 2, 5]])
     scores = torch.tensor([[0.9, 0.5, 0.1], [2.0, 2.0, 2.0]])
     first = torch.tensor([[5, 9, -1], [5, 9, 8]])
@@ -123,14 +123,14 @@ KNOWN = {  # query -> judged documents, their grades, BM25's documents and score
 
 
 def known(numbers: np.ndarray) -> tuple[QueryJudgements, Hits]:
-    """As `TextsDataset.known`."""
+    """Return the known documents, as `TextsDataset.known` does."""
     rows = [KNOWN[number] for number in numbers.tolist()]
     judged, grades, first, scores = np.array(rows, np.float32).reshape(-1, 4, 2).swapaxes(0, 1)
     return QueryJudgements(judged.astype(int), grades), Hits(first.astype(int), scores)
 
 
 def batch(*texts):
-    """Texts as (number, is query, weight), and their vectors."""
+    """Return texts, given as (number, is query, weight), and their vectors."""
     vectors = {4: [0.6, 0.8], 2: [1.0, 0.0], 20: [0.0, 1.0], 10: [1.0, 0.0], 30: [-1.0, 0.0]}
     number, is_query, weight = map(torch.tensor, zip(*texts, strict=True))
     columns = {"text_index": number, "is_query": is_query, "weight": weight}
@@ -146,11 +146,11 @@ def test_systems_are_measured_by_hand_in_any_order_of_batches(turned):
     for vectors, part in (second, first) if turned else (first, second):
         evaluation.update(vectors, part)
     evaluation.search(known)
-    assert evaluation.numbers.tolist() == [2, 4]  # fillers are left out
+    assert evaluation.numbers.tolist() == [2, 4]  # without fillers
     assert evaluation.num_documents == 3
     assert evaluation.judged.tolist() == [[10, -1], [10, 30]]
     found = {n: float(m.compute()) for n, m in evaluation.measure(0.5).items()}
-    # Query 2 finds its document first; query 4 behind document 20, in both rankings.
+    # Query 2 finds its document first; query 4 finds it after document 20, in both rankings.
     assert found["mrr@10"] == found["bm25_mrr@10"] == found["fused_mrr@10"] == 0.75
     discounted = (1 + 1 / torch.log2(torch.tensor(3.0))) / 2
     assert found["ndcg@10"] == pytest.approx(float(discounted))

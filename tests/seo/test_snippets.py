@@ -1,4 +1,4 @@
-"""The metrics of snippets against numbers worked by hand."""
+"""Metrics of snippets against hand-worked numbers."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def values_of(output, target):
 
 
 def test_rouge_counts_words_runs_and_subsequences():
-    # 2 of 3 and 4 words are shared, 1 of 2 and 3 pairs, the longest common subsequence is 2.
+    # Shared: 2 of 3 and 4 words, 1 of 2 and 3 pairs; the longest common subsequence is 2.
     scores = values_of("An apple pie", "OLD apple pie, baked")
     assert scores == pytest.approx({"rouge1": 4 / 7, "rouge2": 2 / 5, "rougeL": 4 / 7})
     assert values_of("", "x") == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
@@ -60,7 +60,7 @@ def test_the_mean_is_over_pages_whoever_had_them(num_ranks):
             for state in metric._reductions:
                 setattr(metric, state, getattr(metric, state) + getattr(other, state))
         got[name] = float(metric.compute())
-    assert got["within_limits"] == 0.5  # 12 and 66 characters, and the filler counts nowhere
+    assert got["within_limits"] == 0.5  # 12 and 66 characters; the filler does not count
     assert got["characters"] == (12 + 66) / 2
     assert got["rouge1"] == pytest.approx((4 / 6 + 2 / 13) / 2)
     assert got["query_coverage"] == 0.5  # one page has a query

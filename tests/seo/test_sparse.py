@@ -1,4 +1,4 @@
-"""The sparse retriever: its weights, their penalty and its inverted index, against plain ones."""
+"""The sparse retriever: weights, penalty and inverted index, beside plain computations."""
 
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ def fitted(folder: Any, module: Any, steps: int = 2, **data_options: Any) -> tup
 
 
 def packed(rows: list[dict[int, float]], width: int) -> np.ndarray:
-    """Return tokens and weights side by side, filled up with weights of 0."""
+    """Return tokens and weights side by side, padded with weights of 0."""
     table = np.zeros((len(rows), 2 * width), np.float32)
     for place, row in enumerate(rows):
         table[place, : len(row)] = list(row)

@@ -1,4 +1,4 @@
-"""What a run that begins with a checkpoint takes of it."""
+"""Weights that a run takes from the checkpoint it starts with."""
 
 import copy
 import logging
@@ -37,7 +37,7 @@ def checkpoint_of(module):
 
 
 def taken(module, other):
-    """Return which weights of another module are taken."""
+    """Return the weights that are taken from another module."""
     found, theirs = module.adapted_weights(checkpoint_of(other)), other.state_dict()
     assert found.keys() == module.state_dict().keys()
     return {name for name, tensor in found.items() if tensor is theirs.get(name)} | {
@@ -48,7 +48,7 @@ def taken(module, other):
 def test_a_head_is_taken_where_its_classes_are_the_same(recipe, caplog) -> None:
     other = scorer(recipe)
     assert taken(scorer(recipe), other) == other.state_dict().keys()
-    recipe["heads"]["trade"]["classes"].reverse()  # the same shape, another meaning
+    recipe["heads"]["trade"]["classes"].reverse()  # equal shape, other meaning
     module = scorer(recipe)
     with caplog.at_level(logging.INFO):
         left = module.state_dict().keys() - taken(module, other)

@@ -1,4 +1,4 @@
-"""Vectors of several sizes and a ranker's scores, by hand, by a plain reference, in a whole run."""
+"""Vectors of several sizes, and a ranker's scores as targets: by hand, by a reference, in a run."""
 
 from functools import partial
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_a_rankers_run_teaches_a_retriever(tmp_path):
         tmp_path / "third", {"negatives": negatives}, distillation=Distillation(0.5)
     )
     dataset = data.datasets["train"]
-    batch = dataset.batch(np.arange(24), 0)  # one of each judged query
+    batch = dataset.batch(np.arange(24), 0)  # one for each judged query
     names = [document.id for document in data.collection.documents]
     scores, seen = batch["teacher"], 0
     for row, query in enumerate(dataset.queries):
@@ -117,7 +117,7 @@ def test_a_rankers_run_teaches_a_retriever(tmp_path):
             assert float(score) == pytest.approx(expected, nan_ok=True)
             seen += not np.isnan(expected)
     assert seen > 40
-    assert dataset.batch(np.arange(24, 30), 0)["teacher"].isnan().all()  # documents' own pairs
+    assert dataset.batch(np.arange(24, 30), 0)["teacher"].isnan().all()  # pairs made from documents
     *_, last = ledger_lines(tmp_path / "third")
     assert last["terms"]["distillation"] > 0
     assert last["loss"] == last["terms"]["queries"] + last["terms"]["distillation"]

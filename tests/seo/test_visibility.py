@@ -1,4 +1,4 @@
-"""What a language model cites of found pages, before and after one is written anew."""
+"""Pages that a language model cites among the results, before and after one is rewritten."""
 
 import json
 
@@ -24,7 +24,7 @@ QUERIES = ["apple crust", "slate roof", "rye"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A language model of random weights that tells bytes apart, as transformers saves it."""
+    """A language model with random weights that tells bytes apart, in the form of transformers."""
     made = tmp_path_factory.mktemp("visibility")
     torch.manual_seed(0)
     return saved_with_bytes(made / "model", "Llama", max_position_embeddings=4096)
@@ -61,7 +61,7 @@ def test_shares_are_the_mean_of_what_transformers_gives_each_number_in_each_orde
     assert shares == pytest.approx(expected, abs=1e-5)
     assert shares.sum() == pytest.approx(1)
     assert shares.std() > 1e-4
-    # Which source is given first changes nothing, as all stand in each place once.
+    # The order of sources changes nothing, as each source stands in each place once.
     turned = citing.shares("apple", sources[1:] + sources[:1])
     assert turned == pytest.approx(np.roll(shares, -1), abs=1e-6)
 
@@ -105,9 +105,9 @@ def test_the_command_reads_a_collection_and_writes_a_row_per_query(tmp_path, fol
     written = csv_rows(tmp_path / "seen.csv")
     assert [row["query"] for row in written] == QUERIES
     assert [row["rank_before"] for row in written] == ["2", "", ""]
-    assert written[1]["rank_after"] == ""  # what stands in a tag is no text
+    assert written[1]["rank_after"] == ""  # a tag's content is not text
     assert written[2]["rank_after"] in ("1", "2")
-    with pytest.raises(FileExistsError, match="never replaced"):  # before a model is looked for
+    with pytest.raises(FileExistsError, match="never replaced"):  # before the model is loaded
         main([*map(str, words), "--model=none", f"--csv={tmp_path / 'seen.csv'}"])
 
 

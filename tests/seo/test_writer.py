@@ -1,4 +1,4 @@
-"""A writer learns titles, writes them into the rows, and is exported."""
+"""A writer learns titles, adds them to the rows, and is exported."""
 
 import json
 
@@ -16,7 +16,7 @@ NAME = "lit_models.seo.writer.LitSnippetWriter"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with pages.jsonl, a.ckpt of a run that learnt them by heart, and its metrics."""
+    """A folder with pages.jsonl, a.ckpt of a run that memorised them, and its metrics."""
     folder = tmp_path_factory.mktemp("writer")
     path = write_pages(folder / "pages.jsonl")
     quiet = {"callbacks": [Ledger()], "enable_checkpointing": False, "precision": 32}
@@ -33,7 +33,7 @@ def test_what_is_learnt_by_heart_is_written(trained):
     for name in ("rouge1", "rouge2", "rougeL", "within_limits"):
         assert metrics[f"test/{name}"] == 1
     assert metrics["test/duplicates"] == 0
-    assert metrics["test/query_coverage"] == 0.5  # "hen", and no "food"
+    assert metrics["test/query_coverage"] == 0.5  # "hen" occurs, "food" does not
     assert metrics["test/characters"] == 7
     assert metrics["test/copy_rate"] == 0  # "big" is in no page
     assert metrics["test/lead_copy_rate"] == 1
@@ -53,7 +53,7 @@ def test_rows_come_back_with_what_was_written(trained, tmp_path):
 
 
 def test_the_table_of_errors_shows_what_the_writer_wrote(trained, tmp_path, monkeypatch):
-    """A stop text within a token ends a snippet there, for the scores and for the report."""
+    """A stop text within a token ends the snippet there, for scores and report alike."""
     folder, _, module = trained
     monkeypatch.setattr(module, "generation", GenerationOptions(max_new_tokens=12, stop=["ig "]))
     trainer = toy_trainer(tmp_path, callbacks=[Ledger(), ErrorTable()], precision=32)
@@ -82,7 +82,7 @@ def test_an_exported_folder_writes_the_same(trained, tmp_path, monkeypatch):
     rows = json_rows(folder / "pages.jsonl")
     assert loaded.write(rows) == module.float().write(rows) == [row["title"] for row in rows]
     monkeypatch.setattr(loaded, "completions", lambda dataset, _: map(str, dataset.lengths))
-    assert loaded.write(["The hen is here. " * 20]) == ["32"]  # tokens of a prompt, as in training
+    assert loaded.write(["The hen is here. " * 20]) == ["32"]  # prompt tokens, as in training
     with pytest.raises(ValueError, match='row:1: the row has no "html" and no "text"'):
         loaded.write([{"query": "hen"}])
     theirs = json.loads((tmp_path / "model" / "config.json").read_text())

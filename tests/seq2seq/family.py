@@ -1,4 +1,4 @@
-"""A small run of the family, for the tests of what all families share."""
+"""A small run of the family, for the tests that all families share."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ SMALL = Seq2SeqConfig(width=16, num_encoder_layers=1, num_decoder_layers=2, num_
 
 
 def pair_files(folder: Path) -> None:
-    """Write 50 pairs of several lengths, two sources equal, and fewer of them to judge by."""
+    """Write 50 pairs of several lengths, two of equal source, and fewer to evaluate on."""
     rng, words = np.random.default_rng(0), ("smith", "old baker", "wool weaver", "tailor")
     rows = [(f"{rng.choice(words)[::2]} {n % 49}", str(rng.choice(words))) for n in range(50)]
     table(folder / "pairs.csv", rows)
@@ -36,7 +36,7 @@ def seq2seq(folder: Path, options: dict[str, Any]) -> tuple[LitSeq2Seq, Seq2SeqD
         loader=LoaderOptions(num_workers=0),
         **{"global_batch_size": 8, **options},
     )
-    # Some texts end early: ranks make different numbers of steps.
+    # Some texts end early, so that ranks decode different numbers of tokens.
     decoding = Seq2SeqDecoding(max_new_tokens=6, temperature=1.0)
     adamw = partial(torch.optim.AdamW, lr=0.01)
     return LitSeq2Seq(adamw, network=SMALL, decoding=decoding), data

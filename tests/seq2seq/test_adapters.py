@@ -1,4 +1,4 @@
-"""Low-rank adapters on models of transformers: they alone learn, on any devices, and are merged."""
+"""Low-rank adapters on transformers models: only they learn, on any devices; then merged."""
 
 import pytest
 import torch

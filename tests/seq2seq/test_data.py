@@ -1,4 +1,4 @@
-"""Pairs are read whole or refused by name, and predictions stand beside their rows."""
+"""Pairs are read completely or refused with the reason; predictions stand beside their rows."""
 
 import csv
 import json

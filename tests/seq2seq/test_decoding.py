@@ -1,4 +1,4 @@
-"""What is written is what a slow search by the definition finds."""
+"""Decoding finds what a slow search by the definition finds."""
 
 from itertools import product
 
@@ -31,7 +31,7 @@ def written(net, sources, vocab_size=VOCAB, end_id=END, **options):
 
 @torch.no_grad()
 def log_probabilities(net, source, target, vocab_size=VOCAB):
-    """Return those of each next token after the first tokens of a target [n + 1, V]."""
+    """Return log-probabilities of each next token after the first tokens of a target [n + 1, V]."""
     batch = batch_of([source])
     before = torch.tensor([[START, *target]])
     hidden = net(batch["input_ids"], batch["attention_mask"], before)[0]
@@ -84,11 +84,11 @@ def test_beam_search_agrees_with_that_of_transformers(kind):
     options = {"max_new_tokens": 6, "num_beams": 3, "early_stopping": "never", "do_sample": False}
     given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
     num_compared = 0
-    for end_id in range(1, VOCAB):  # random weights prefer some tokens and know of no end
+    for end_id in range(1, VOCAB):  # random weights prefer some tokens, and do not know the end
         found, _ = written(net, sources, end_id=end_id, num_beams=3, max_new_tokens=6)
         answers = model.generate(**given, **options, eos_token_id=end_id)[:, 1:].tolist()
         for ids, target in zip(found, answers, strict=True):
-            if end_id in target:  # one that is cut has another rule there
+            if end_id in target:  # cut targets follow another rule there
                 assert ids == target[: target.index(end_id)]
                 num_compared += 1
     assert num_compared > 5
@@ -105,14 +105,14 @@ KINDS += [("T5", {}), ("Bart", {})]
 def test_greedy_decoding_agrees_with_generate(kind, config):
     model = model_of_transformers(kind, **config)
     net = PretrainedSeq2Seq(model, model.config.to_dict()).eval()
-    most = 40  # more than there is room for at first
+    most = 40  # more than the first allocation holds
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 9, (12,), generator=generator).tolist()
     sources = [torch.randint(2, VOCAB, (n,), generator=generator).tolist() for n in lengths]
     batch, ends = batch_of(sources), set()
     given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
     options = {"max_new_tokens": most, "do_sample": False, "eos_token_id": VOCAB}
-    answers = model.generate(**given, **options)[:, 1:].tolist()  # none of which ends by itself
+    answers = model.generate(**given, **options)[:, 1:].tolist()  # none ends by itself
     for end_id in range(1, VOCAB):  # some targets end early and leave the batch, others are cut
         found, _ = written(net, sources, end_id=end_id, max_new_tokens=most)
         for ids, target in zip(found, answers, strict=True):
@@ -128,7 +128,7 @@ def test_a_target_does_not_depend_on_its_neighbours(kind, options):
     together, logs = written(net, SOURCES * 3, **options)
     for number in range(3):
         ids, log = written(net, [SOURCES[number]], **options)
-        if "temperature" not in options or number == 0:  # which draws by the sample's number
+        if "temperature" not in options or number == 0:  # sampling depends on the sample's number
             assert ids[0] == together[number]
             assert log[0] == pytest.approx(logs[number], abs=1e-5)
 

@@ -1,4 +1,4 @@
-"""The shipped demo beats the nearest target of its training on spellings that it has not seen."""
+"""The shipped demo beats the nearest training target on unseen spellings."""
 
 import numpy as np
 import pytest

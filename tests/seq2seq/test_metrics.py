@@ -1,4 +1,4 @@
-"""Scores of written targets are those of sacrebleu, summed in any parts."""
+"""Scores of generated targets equal sacrebleu's, for sums over any parts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The module learns, writes tables, answers from Python, and refuses what cannot be."""
+"""The module learns, writes tables, answers from Python, and refuses impossible input."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ WORDS = ("smith", "baker", "weaver", "tailor", "miller", "tanner")
 
 @pytest.fixture
 def pairs(tmp_path):
-    """A table of words without their vowels."""
+    """A table of words, and the words without vowels."""
     rows = [
         (f"{''.join(c for c in w if c not in 'aeiou')} {n}", w) for n in range(9) for w in WORDS
     ]

@@ -1,4 +1,4 @@
-"""Networks read sources and write targets alike, however they are asked."""
+"""Networks encode and decode alike, alone or in batches, with and without cache."""
 
 import pytest
 import torch

@@ -64,7 +64,7 @@ def network(kind: str) -> Network:
 
 
 def saved(folder: Path, kind: str = "T5") -> Path:
-    """Save a model of bytes with its tokenizer; return the folder."""
+    """Save a byte model with its tokenizer; return the folder."""
     model_of_transformers(kind, vocab_size=257, end_id=256).save_pretrained(folder)
     return saved_tokenizer(byte_tokenizer(), folder)
 

@@ -1,4 +1,4 @@
-"""Small shards, as datatrove's tokeniser writes them."""
+"""Small shards in datatrove's format."""
 
 import json
 
@@ -19,7 +19,7 @@ def write_shard(path, documents, dtype="<u2"):
 
 
 def write_folder(folder, num_shards=3, num_documents=40, seed=0):
-    """Write shards of made-up texts and their tokenizer; return the folder as a text."""
+    """Write shards of made-up texts and their tokenizer; return the folder as a string."""
     rng, tokenizer = np.random.default_rng(seed), byte_tokenizer()
     folder.mkdir(exist_ok=True)
     for number in range(num_shards):

@@ -1,4 +1,4 @@
-"""A mixture of shards on two devices, killed and resumed on one, is the run of one device."""
+"""A mixture of shards on two devices, killed and resumed on one, equals the run of one device."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ STEPS, KILLED_AT = 40, 13
 
 
 class KillAt(Callback):
-    """Kills this process after an optimizer step, as a broken machine does."""
+    """Kills this process after an optimizer step, as a machine failure does."""
 
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == KILLED_AT:

@@ -1,4 +1,4 @@
-"""Folders of shards are trained on by the command line, and the runs are verified."""
+"""Training on folders of shards from the command line, with verified runs."""
 
 import json
 import re

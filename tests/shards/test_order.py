@@ -1,4 +1,4 @@
-"""The order of rows of shards: a bijection, windows of it, and several sources."""
+"""The order of rows of shards: a bijection, its windows, and several sources."""
 
 import json
 from itertools import pairwise
@@ -95,7 +95,7 @@ def test_a_mixture_takes_its_exact_share_everywhere_and_each_row_in_turn():
         assert [counts[name][0] for name, _, _ in sources] == [90, 50, 0, 7]
         own = ids % 155
         assert counts["web"][1] == lengths[own[own < 100]].sum()
-        for start in range(0, 144, 24):  # each window has its share
+        for start in range(0, 144, 24):  # each window has its share of every source
             own = of_sources(wanted, lengths, ids[start : start + 24])
             assert abs(own["web"][0] - 24 * 90 / 147) < 1
             assert abs(own["code"][0] - 24 * 7 / 147) < 1

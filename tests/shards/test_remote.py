@@ -1,4 +1,4 @@
-"""Shards in object storage: connections that break, objects that change, a bounded cache."""
+"""Shards in object storage: broken connections, changed objects, a bounded cache."""
 
 import json
 import multiprocessing
@@ -26,10 +26,10 @@ NUM_SHARDS = 4
 
 
 class Breaking(SimpleHTTPRequestHandler):
-    """Serves files; what is asked for is counted, and some answers end too soon."""
+    """Serves files, counts requests, and cuts some answers short."""
 
     asked: Counter[str] = Counter()
-    breaks: Counter[str] = Counter()  # name -> answers that still break
+    breaks: Counter[str] = Counter()  # name -> number of answers still to cut
 
     def do_GET(self) -> None:
         name = Path(self.path).name
@@ -51,7 +51,7 @@ class Breaking(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """A folder of shards with its manifest, and the URL that it is served at."""
+    """A folder of shards with its manifest, and the URL that serves it."""
     folder = Path(write_folder(tmp_path / "store", NUM_SHARDS))
     entries = []
     for path in sorted(folder.rglob("*.ds")):
@@ -129,7 +129,7 @@ def ask(url: str, queue: "multiprocessing.Queue[int]") -> None:
 def test_processes_of_a_machine_share_the_files_also_forks(store):
     folder, url = store
     shards = RemoteShards(url)
-    shards.prefetch(shards.entries)  # threads that forks do not have
+    shards.prefetch(shards.entries)  # threads, which forks do not inherit
     queue = multiprocessing.get_context("fork").Queue()
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=ask, args=(url, queue)) for _ in range(2)]
@@ -159,7 +159,7 @@ def test_urls_of_a_folder_a_pattern_or_a_file(store, tmp_path):
     assert not path.exists()
     with pytest.raises(FileNotFoundError):
         fetch(f"{url}/texts/none.jsonl", tmp_path / "x")
-    assert Breaking.asked["none.jsonl"] == 1  # it is not waited for
+    assert Breaking.asked["none.jsonl"] == 1  # without waiting and asking again
 
 
 def test_a_model_reads_the_same_rows_from_object_storage(store, tmp_path):
@@ -176,7 +176,7 @@ def test_a_model_reads_the_same_rows_from_object_storage(store, tmp_path):
     for here, there in zip(*rows, strict=True):
         assert torch.equal(here["input_ids"], there["input_ids"])
         assert torch.equal(here["sample_id"], there["sample_id"])
-    saved_tokenizer(byte_tokenizer(), folder)  # as Hugging Face has it, in two files
+    saved_tokenizer(byte_tokenizer(), folder)  # two files, as Hugging Face writes it
     data = ShardDataModule(url, cache_gib=1e-5, global_batch_size=8)
     with pytest.raises(ValueError, match="shuffled together and the next ones take"):
         data.prepare_data()

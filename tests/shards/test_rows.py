@@ -1,4 +1,4 @@
-"""Rows of shards: each position once in every layout, held-out documents, sound and wrong files."""
+"""Rows of shards: each position once in every layout, held-out documents, valid and wrong files."""
 
 import json
 from collections import Counter
@@ -30,7 +30,7 @@ def module(folder, stage="fit", split=NONE, **options):
 
 
 def pairs_of(dataset, epoch=0):
-    """Count the (token, next token) pairs that all rows hold."""
+    """Count the (token, next token) pairs in all rows."""
     found = Counter()
     for sample in range(len(dataset.lengths)):
         pieces = dataset.example(sample, epoch)
@@ -66,7 +66,7 @@ def test_rows_hold_each_position_of_the_documents_once_whatever_the_seams(
         expected.update(zip(document[:-1].tolist(), document[1:].tolist(), strict=True))
     assert pairs_of(dataset) == expected
     assert dataset.lengths.sum() == sum(expected.values()) == np.asarray(dataset.lengths).sum()
-    if layout == "packed" and pieces_at_once > 7:  # rows of each shard as `best_fit` gives them
+    if layout == "packed" and pieces_at_once > 7:  # number of rows of each shard under `best_fit`
         sizes = [min(16, n - at) for n in [len(d) - 1 for d in documents] for at in range(0, n, 16)]
         assert len(best_fit(np.array(sizes), 16)[1]) - 1 == dataset.lengths.counts[0, 0]
 

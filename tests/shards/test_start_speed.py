@@ -1,4 +1,4 @@
-"""A start on 10^8 documents: seconds and memory, with indices that are simulated.
+"""A start on 10^8 documents: seconds and memory, with simulated indices.
 
 pytest -m benchmark tests/shards/test_start_speed.py; 1.9 GB of disk, about a minute.
 """
@@ -33,7 +33,7 @@ print(json.dumps({"seconds": seconds, "peak_gib": peak, "rows": len(plan.order)}
 
 @pytest.fixture
 def simulated(tmp_path, monkeypatch):
-    """Shards whose indices are real, and whose tokens take no place on the disk."""
+    """Shards with real indices, whose tokens take no disk space."""
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / "cache"))
     entries = []
     for number in range(NUM_SHARDS):

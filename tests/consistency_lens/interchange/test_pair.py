@@ -1,4 +1,4 @@
-"""Released pairs, beside a slow reading of their layout on small random models."""
+"""Released verbalizer and reconstructor pairs, beside a slow reading of their layout."""
 
 import json
 
@@ -25,7 +25,7 @@ TEMPLATES = {"av": "a @ is no place, <c>{injection_char}</c> is", "ar": "<t>{exp
 
 @pytest.fixture
 def released(tmp_path):
-    """A folder of two small GPT-2s in the layout, of width 16 and layer 1."""
+    """A folder of two small GPT-2s in the released layout, of width 16 and layer 1."""
     import transformers
 
     sizes = {"n_embd": 16, "n_positions": 128}
@@ -38,7 +38,7 @@ def released(tmp_path):
         of_role |= {"extraction": {"injection_scale": scale, "mse_scale": 4.0}}
         (folder / "nla_meta.yaml").write_text(yaml.safe_dump({**meta, **of_role}))
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "pair" / "av")
-    with torch.no_grad():  # what it says depends on what it has read
+    with torch.no_grad():  # its text depends on what it has read
         for name, parameter in model.named_parameters():
             if "attn" in name:
                 parameter *= 5

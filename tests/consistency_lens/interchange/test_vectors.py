@@ -21,7 +21,7 @@ from tests.toy import json_rows
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Return a store, a module, and the file of its prediction, in pieces of five rows."""
+    """Return a store, a module, and the file of its prediction in parts of five rows."""
     folder = tmp_path_factory.mktemp("interchange")
     store = dumped(folder / "store", stories(folder, 60), subject())
     with pytest.MonkeyPatch.context() as patch:

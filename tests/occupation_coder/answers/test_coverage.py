@@ -1,4 +1,4 @@
-"""Plausible sets: limit by hand, share of records that they hold; further columns of a table."""
+"""Plausible sets: their limit by hand, the share of records that they hold, table columns."""
 
 import shutil
 
@@ -37,11 +37,11 @@ def limit_of(values, coverage, weight=None):
 
 
 def test_the_limit_is_the_kth_smallest_probability_of_the_truth():
-    # of nine: k = 0.2 x 10 = 2, 0.1 x 10 = 1, 0.05 x 10 < 1
+    # of nine records: k = 0.2 x 10 = 2, 0.1 x 10 = 1, 0.05 x 10 < 1
     assert limit_of(QUARTERS, 0.8) == 0.125
     assert limit_of(QUARTERS, 0.9) == 0.0625
     assert limit_of(QUARTERS, 0.95) == 0.0
-    # fillers count nowhere, and ties are one value
+    # fillers are not counted, and ties are one value
     assert limit_of([*QUARTERS, 0.01], 0.9, torch.tensor([1.0] * 9 + [0.0])) == 0.0625
     assert limit_of([0.5] * 19, 0.9) == 0.5
     # twelve bits are kept, rounded down
@@ -61,7 +61,7 @@ def test_sets_hold_the_truth_in_the_share_of_new_records_over_many_draws(coverag
     generator = torch.Generator().manual_seed(0)
     search, shares = LimitSearch(coverage), []
     for _ in range(200):
-        lowest = torch.rand(99 + 200, generator=generator) ** 3  # most truths are unlikely
+        lowest = torch.rand(99 + 200, generator=generator) ** 3  # most true codes are unlikely
         limit = search(lowest[:99], torch.ones(99))
         shares.append((lowest[99:] >= limit).float().mean())
     mean = float(torch.stack(shares).mean())
@@ -92,8 +92,8 @@ TRADES = {"smith": "83110", "vintner": "41025", "clerk": "39310", "tailor": "791
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with texts of which one in five has another code than its trade's, and what has
-    learnt them, coder.ckpt."""
+    """A folder with texts, one in five of which has another code than its trade's, and a model
+    trained on them, coder.ckpt."""
     folder, draws = tmp_path_factory.mktemp("coverage"), np.random.default_rng(0)
     for name, number in (("train", 40), ("validation", 300), ("test", 300), ("mine", 30)):
         rows = []
@@ -112,7 +112,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def tables(trained, tmp_path):
-    """A copy of it, for one test."""
+    """A copy of the folder for one test."""
     return shutil.copytree(trained, tmp_path / "tables")
 
 

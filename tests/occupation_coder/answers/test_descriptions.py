@@ -1,4 +1,4 @@
-"""Codes that no training text has are found by their descriptions, and the others are as before."""
+"""Codes without training texts are found by their descriptions; the others stay unchanged."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tests.seq2seq.test_data import table
 def test_the_margin_is_the_cosine_less_what_it_costs_to_have_no_text():
     options = linear.LinearOptions(ngram_sizes=(2,), num_features=1 << 14)
     head = linear.LinearHead(4, options)
-    head.weight.data[0], head.bias.data[0] = 0.5, 0.25  # of a code with texts
+    head.weight.data[0], head.bias.data[0] = 0.5, 0.25  # a code that has texts
     recipe = {"normalisation": TextNormalisation().to_dict(), "max_length": 9}
     recipe["code_book"] = {"descriptions": ["abab", "abab", "", "xy"]}
     linear.describe(head, recipe, np.array([True, False, False, False]))

@@ -1,4 +1,4 @@
-"""Scores of a test with intervals: by hand, in any order, of each source."""
+"""Scores of a test with confidence intervals: by hand, in any order, for each source."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_intervals_are_the_quantiles_of_the_means_of_redrawn_records():
         chosen = [scores[i] for i in draws.integers(0, 4, 4)]
         means.append([sum(one[k] for one in chosen) / 4 for k in range(2)])
     means = np.sort(means, axis=0)
-    # 2.5 % of 999 gaps lie below: between the 25th and the 26th value
+    # 2.5 % of 999 gaps are below: between the 25th and the 26th value
     np.testing.assert_allclose(low, means[24] + 0.975 * (means[25] - means[24]))
     np.testing.assert_allclose(high, means[974] + 0.025 * (means[975] - means[974]))
     assert (low <= scores.mean(0)).all()

@@ -1,4 +1,4 @@
-"""Small random models in the layout of OccCANINE, written by libraries alone, and their logits."""
+"""Small random models in OccCANINE's layout, written without our code, and their logits."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def hisco_id(symbol: str) -> int:
 
 
 class Reference(nn.Module):
-    """The layout as it is described, with no cache and no code book."""
+    """The layout as documented, without cache and code book."""
 
     def __init__(self, vocab_size: int, num_rows: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Reference(nn.Module):
         return self.linear_decoder(self.encode(texts).pooler_output)
 
     def sequence(self, texts: list[str], symbols: Tensor) -> Tensor:
-        """Logits [B, T, V] of what follows each of these symbols [B, T], the first is begin."""
+        """Logits [B, T, V] of what follows each of these symbols [B, T]; the first is begin."""
         place, rate = torch.arange(LENGTH)[:, None], torch.arange(0, WIDTH, 2)
         waves = torch.zeros(LENGTH, WIDTH)
         waves[:, 0::2] = torch.sin(place * torch.exp(-rate * math.log(10000) / WIDTH))
@@ -83,7 +83,7 @@ class Reference(nn.Module):
 def random_model(vocab_size: int = 19, num_rows: int = len(CODES) + 1) -> Reference:
     torch.manual_seed(3)
     model = Reference(vocab_size, num_rows).eval()
-    for parameter in model.parameters():  # norms and biases that matter
+    for parameter in model.parameters():  # no norm or bias without effect
         nn.init.normal_(parameter, 0.2 if parameter.ndim == 1 else 0.0, 0.2)
     for part in (model.embedding, model.decoder, model.head):
         part.double()
@@ -91,7 +91,7 @@ def random_model(vocab_size: int = 19, num_rows: int = len(CODES) + 1) -> Refere
 
 
 def hub_folder(folder: Path, model: Reference, kind: str, **config: Any) -> Path:
-    """Write a folder of the hub, without a key."""
+    """Write a folder as on the hub, without a key."""
     folder.mkdir()
     weights = {name: value.clone() for name, value in model.state(kind).items()}
     save_file(weights, folder / "model.safetensors")
@@ -101,7 +101,7 @@ def hub_folder(folder: Path, model: Reference, kind: str, **config: Any) -> Path
 
 
 def hisco_folder(folder: Path, model: Reference, kind: str = "mix") -> Path:
-    """A folder of HISCO with the public key file beside it, zeros lost as they are there."""
+    """Write a HISCO folder beside the public key file, whose codes lack leading zeros as there."""
     hub_folder(folder, model, kind, num_classes=[18] * 27, num_classes_flat=len(CODES) + 1)
     lines = [f"text {code},{code.removeprefix('0')},{row}" for row, code in enumerate(CODES)]
     lines = ["en_hisco_text,hisco,code", "empty, ,NA", *lines]

@@ -1,4 +1,4 @@
-"""Models in OccCANINE's layout: read, coded, calibrated, fine-tuned, exported, or refused."""
+"""Models in OccCANINE's layout: read, used, calibrated, fine-tuned, exported, or refused."""
 
 import json
 import pickle
@@ -132,8 +132,8 @@ def test_codes_of_other_systems_are_spelled_by_their_own_symbols(tmp_path):
     book = CodeBook.from_dict(content["occupation_recipe"]["code_book"])
     assert book.codes == ["12A", "0", "A10"]
     assert book.max_codes == 2  # of 8 positions
-    assert book.table.tolist() == [[6, 7, 8], [5, 2, 2], [8, 6, 5]]  # ids from 4 on are theirs
-    pair = {"1,14,0": 0, "2,-1": 1, "14": 2}  # symbols of several characters, cut by commas
+    assert book.table.tolist() == [[6, 7, 8], [5, 2, 2], [8, 6, 5]]  # the layout's ids begin at 4
+    pair = {"1,14,0": 0, "2,-1": 1, "14": 2}  # symbols of several characters, separated by commas
     (folder / "key.json").write_text(json.dumps(pair), encoding="utf-8")
     (folder / "chars.json").write_text(json.dumps([0, 1, 2, 14, -1]), encoding="utf-8")
     book = CodeBook.from_dict(read_checkpoint(folder)["occupation_recipe"]["code_book"])

@@ -1,4 +1,4 @@
-"""A retriever as ONNX: the same vectors, of 8 bits nearly the same, and a tokenizer beside them."""
+"""A retriever as ONNX: equal vectors, nearly equal ones in 8 bits, and a tokenizer beside them."""
 
 import importlib
 

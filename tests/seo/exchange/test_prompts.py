@@ -1,4 +1,4 @@
-"""Prompts of a folder stand before every query and document, drawn ones too."""
+"""A folder's prompts precede every query and document, sampled ones too."""
 
 import json
 

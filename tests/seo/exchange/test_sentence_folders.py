@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: written and read so that scores stay what they are."""
+"""Folders of sentence-transformers: written and read without a change of scores."""
 
 import json
 from functools import partial
@@ -44,7 +44,7 @@ def ranker_checkpoint(folder: Path, **options: Any) -> Path:
 
 
 def prompted_bert(folder: Path, pooling: str | None, **options: Any) -> Path:
-    """Write a BERT of sentence-transformers, as that program does, with a prompt."""
+    """Write a BERT with a prompt, in the files of sentence-transformers itself."""
     bert_folder(folder)
     types = ["base.modules.transformer.Transformer", "sentence_transformer.modules.pooling.Pooling"]
     rows = zip(("", "1_Pooling"), types, strict=True)

@@ -1,4 +1,4 @@
-"""Candidates of FAISS with the scores of the exact search, their recall, and their index."""
+"""FAISS candidates with the scores of exact search, their recall, and their index."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ def test_scores_are_those_of_the_exact_search_and_recall_is_what_is_told(kind, f
         assert opened.facts["recall"] == pytest.approx(recall.mean().item())
         assert least <= opened.facts["recall"]
         work.append(opened.facts["work"])
-        # Nothing but the query decides what it finds.
+        # The results depend on the query only.
         alone = [opened.search(query[None], 10).documents for query in QUERIES[:20]]
         assert torch.equal(found.documents[:20], torch.cat(alone))
     assert work[0] <= work[1] <= work[2] <= opened.facts["most_work"]
@@ -47,7 +47,7 @@ def test_scores_are_those_of_the_exact_search_and_recall_is_what_is_told(kind, f
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
 def test_an_index_is_made_once_and_equal_by_any_threads(kind, faiss, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(nearest, "ROUNDS", 2)
-    for number in (1, 2, torch.get_num_threads()):  # the last as before
+    for number in (1, 2, torch.get_num_threads()):  # the default number last
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / str(number)))
         torch.set_num_threads(number)
         IndexSearch(DOCUMENTS[:500], kind)
@@ -73,7 +73,7 @@ def test_an_index_is_taken_above_many_documents_where_it_is_quicker(faiss, monke
     for most, k, kind in ((600, 10, ExactSearch), (599, 10, IndexSearch), (599, 400, ExactSearch)):
         monkeypatch.setattr(nearest, "MOST_EXACT", most)
         options = (ExactSearch(DOCUMENTS[:600]), QUERIES[:40], k, None)
-        assert type(SearchOptions("auto").opened(*options)) is kind  # of 400, it read most lists
+        assert type(SearchOptions("auto").opened(*options)) is kind  # of 400, most lists are read
     told = " ".join(caplog.messages)
     approximate = told.index("search is approximate: {'kind': 'ivf', 'documents': 600, 'work': ")
     assert approximate < told.index("search is exact, since an index would take longer: {")

@@ -1,7 +1,7 @@
-"""Queries per second through an index beside exact search, its recall, and what making it takes.
+"""Queries per second through an index and by exact search, recall, and the cost of the index.
 
-SEARCH_DOCUMENTS=100000 measures fewer than a million: clustered ones, of 4,000 topics whose sizes
-fall with the root of their rank, spread over 24 directions each and, less, over all; uniform ones.
+SEARCH_DOCUMENTS=100000 measures fewer than a million. Documents are uniform, or of 4,000 topics
+whose sizes fall with the root of their rank, spread over 24 directions and, less, over all.
 """
 
 import os
