@@ -466,7 +466,7 @@ class AveragedWeights(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the averages of a checkpoint also where its run has no step left."""
-        if not self._averages:
+        if self.__dict__.get("_restored"):
             self.on_train_start(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, module: Any, checkpoint: dict[str, Any]) -> None:

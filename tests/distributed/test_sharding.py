@@ -89,7 +89,8 @@ def test_two_ranks_hold_half_of_parameters_and_moments_each(runs):
 def test_a_rank_builds_and_resumes_by_its_shard_and_a_layer(runs):
     for name in (*LARGE, *(f"{name} on" for name in LARGE_ON)):
         held, copies = facts(runs / name), 3 if name == "large on" else 1  # with the moments
-        assert held["most_bytes"] < held["bytes"]["local"] + held["bytes"]["whole"] / copies / 8
+        local = held["bytes"]["local"] * (4 / 3 if name == "large on" else 1)  # and averages
+        assert held["most_bytes"] < local + held["bytes"]["whole"] / copies / 8
 
 
 def test_an_evaluation_gathers_one_block_at_a_time_where_ranks_call_them_alike(runs):
