@@ -8,14 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_715,
+    "lit_models": 26_706,
     "lit_models/training": 5_683,
     "lit_models/commands": 2_915,
-    "lit_models/occupation_coder": 2_884,
+    "lit_models/occupation_coder": 2_878,
     "lit_models/causal_lm": 2_780,
-    "lit_models/consistency_lens": 2_842,
-    "lit_models/seo": 3_851,
-    "datamodules": 14_880,
+    "lit_models/consistency_lens": 2_837,
+    "lit_models/seo": 3_850,
+    "datamodules": 14_876,
     "tests": 38_296,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 165, 20  # of the product
