@@ -302,7 +302,7 @@ def query_rows(path: Path, bad_rows: BadRows) -> Iterator[QueryRow]:
         query, id = value_of(row, QUERY_COLUMNS), value_of(row, ("_id", "id"))
         try:
             if not isinstance(query, str) or not query.strip():
-                rule = f"the row has no {' or '.join(QUERY_COLUMNS)}; it has {', '.join(row)}."
+                rule = f"no {' or '.join(QUERY_COLUMNS)}; it has {', '.join(row) or 'nothing'}."
                 raise RowFault("columns", "", rule)
             check_characters(f"{query}{id}")
             page, grade = value_of(row, PAGE_COLUMNS), value_of(row, GRADE_NAMES)
@@ -313,8 +313,8 @@ def query_rows(path: Path, bad_rows: BadRows) -> Iterator[QueryRow]:
 
 def value_of(row: dict[str, Any], names: Sequence[str]) -> Any:
     """Return the first non-empty value of these columns, in capitals or not, else `None`."""
-    lower = {name.lower(): value for name, value in row.items()}
-    return next((lower[name] for name in names if lower.get(name) not in (None, "")), None)
+    lower = {name.lower(): value for name, value in row.items() if value not in (None, "")}
+    return next((lower[name] for name in names if name in lower), None)
 
 
 class PagesReader:

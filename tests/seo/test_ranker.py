@@ -238,9 +238,9 @@ def test_runs_of_other_queries_or_documents_are_refused(folder, tmp_path, rankin
     ("name", "content", "message"),
     [
         ("q.md", "salt\n", r"q.md"),
-        ("q.csv", "a,b\nsalt,1\n", r'q.csv:2: "": the row has no query or .*; it has a, b'),
+        ("q.csv", "a,b\nsalt,1\n", r'q.csv:2: "": no query or .*keyword; it has a, b'),
         ("q.tsv", "id\tquery\na\tsalt\na\thay\n", r'q.tsv:3: "a": a row further up has this id'),
-        ("q.jsonl", '{"_id": "a"}\n', r'q.jsonl:1: "": the row has no query or .*; it has _id'),
+        ("q.jsonl", '{"Query": ""}\n{}', r'q.jsonl:1: "": .*it has Query(.|\n)*has nothing'),
         ("q.txt", "\n", r"q.txt holds no query"),
     ],
 )
