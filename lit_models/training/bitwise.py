@@ -130,14 +130,14 @@ def check_cut(data: PlannedDataModule) -> None:
             f"give data.micro_batch_size, for example {max(1, total // 8)} for 8 chunks of "
             f"data.global_batch_size {total}."
         )
-    asked = -(-total // int(size)) if is_cut_by_size else num_chunks
-    if num_chunks.bit_count() != 1 or num_chunks != asked:
+    expected = -(-total // int(size)) if is_cut_by_size else num_chunks
+    if num_chunks.bit_count() != 1 or num_chunks != expected:
         # With more devices than chunks of this size, chunks would become smaller.
         raise ValueError(
             f"exactness: bitwise needs a power of two of micro-batches in a step, not fewer than "
             f"devices: {num_replicas} devices x {accumulation} accumulated are {num_chunks}, and "
-            f"data.global_batch_size {total} in micro-batches of {size} makes {asked}; change the "
-            "devices or one of the sizes."
+            f"data.global_batch_size {total} in micro-batches of {size} makes {expected}; change "
+            "the devices or one of the sizes."
         )
 
 

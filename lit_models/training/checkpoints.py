@@ -107,16 +107,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: the folder cannot be written or the disk is full; the old file is kept.
         """
         target = Path(path)
-        kept = on_host(checkpoint) if SAVES.may_wait(target) else checkpoint
+        content = on_host(checkpoint) if SAVES.may_wait(target) else checkpoint
 
         def write() -> None:
             try:
                 with replacing(target, KEPT.get(target.name)) as new, open(new, "wb") as file:
-                    torch.save(kept, file)
+                    torch.save(content, file)
             except (OSError, RuntimeError) as error:
                 raise OSError(NOT_WRITTEN.format(target, _reason(error))) from error
 
-        SAVES.write(write, in_background=kept is not checkpoint)
+        SAVES.write(write, in_background=content is not checkpoint)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
@@ -213,10 +213,10 @@ def read_checkpoint(
         return other
     if any((path / name).is_file() for name in (CONFIG, OWN_CONFIG)):
         return read_exported(path, classes)
-    own = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    has_shards = own == path and any((*path.glob("*.pt"), *path.glob("*.safetensors")))
-    if not path.exists() or (own.is_dir() and not has_shards):  # a run, or runs
-        home = own if own.is_dir() else path.parent
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    has_shards = folder == path and any((*path.glob("*.pt"), *path.glob("*.safetensors")))
+    if not path.exists() or (folder.is_dir() and not has_shards):  # a run, or runs
+        home = folder if folder.is_dir() else path.parent
         near = sorted(p.name for p in home.glob("*.ckpt"))
         there = "A run keeps its own in runs/NAME/checkpoints."
         there = f"The folder {home} holds {', '.join(near[:5])}." if near else there

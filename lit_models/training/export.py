@@ -162,12 +162,12 @@ def class_of(class_path: str, source: str | Path, classes: StoredClasses) -> Any
     Raises:
         ValueError: it cannot be imported, is no `ExactModule`, or is not allowed by `classes`.
     """
-    found = classes.of_module(source, class_path)
-    is_module = isinstance(found, type) and issubclass(found, LightningModule)
-    if not (is_module and hasattr(found, "exported_layout")):  # ExactModule imports this file
-        what = "cannot be imported" if found is None else "is no ExactModule"
+    kind = classes.of_module(source, class_path)
+    is_module = isinstance(kind, type) and issubclass(kind, LightningModule)
+    if not (is_module and hasattr(kind, "exported_layout")):  # ExactModule imports this file
+        what = "cannot be imported" if kind is None else "is no ExactModule"
         raise ValueError(
             f"the class {class_path} {what}; give the import path of a LightningModule of this "
             "kind, such as lit_models.LitOccupationCoder, with its package on PYTHONPATH."
         )
-    return found
+    return kind

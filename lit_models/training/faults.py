@@ -75,7 +75,7 @@ class Preemption(Callback):
     def _note(self, signum: int, frame: FrameType | None) -> None:
         is_repeated = time.monotonic() - self._received_at < REPEATED_WITHIN_S
         if signum == signal.SIGINT and self.received is signal.SIGINT and not is_repeated:
-            self._give_back()
+            self._restore_handlers()
             raise KeyboardInterrupt
         if self.received is None:
             rank_zero_info(  # a warning would name this file
@@ -84,15 +84,15 @@ class Preemption(Callback):
             )
         self.received, self._received_at = signal.Signals(signum), time.monotonic()
 
-    def _give_back(self, trainer: Trainer | None = None, *_: Any, **__: Any) -> None:
-        is_told = trainer and getattr(ledger_of(trainer), "is_stopping", False)
-        if self._before and (self.received or is_told) and USR1 is not None:
+    def _restore_handlers(self, trainer: Trainer | None = None, *_: Any, **__: Any) -> None:
+        is_stopping = trainer and getattr(ledger_of(trainer), "is_stopping", False)
+        if self._before and (self.received or is_stopping) and USR1 is not None:
             self._before[USR1] = signal.SIG_IGN
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}
 
-    on_exception = teardown = _give_back
+    on_exception = teardown = _restore_handlers
 
 
 class NonFinite(Callback):

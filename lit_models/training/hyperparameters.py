@@ -98,9 +98,9 @@ class StoredClasses:
         """Return the module class that a file names, `None` if it cannot be imported; ValueError if
         it is neither allowed nor already imported."""
         home, _, name = str(class_path).rpartition(".")
-        found = vars(sys.modules[home]).get(name) if home in sys.modules else None
-        if isinstance(found, type) and issubclass(found, LightningModule):
-            return found
+        kind = vars(sys.modules[home]).get(name) if home in sys.modules else None
+        if isinstance(kind, type) and issubclass(kind, LightningModule):
+            return kind
         if self.trust:
             return _imported(str(class_path))
         return self._allowed(source, "class_path", class_path, [])
@@ -138,20 +138,20 @@ class StoredClasses:
         """Return the class of that name, imported only if it is allowed."""
         own = {_path_of(kind): kind for kind in types if isinstance(kind, type)}
         name = str(name)
-        found = own.get(name)
-        if found is None and name in self.named:
+        kind = own.get(name)
+        if kind is None and name in self.named:
             return _imported(name)
-        if found is None and _is_within(name):
-            found = _imported(name)
-            found = found if _is_within(getattr(found, "__module__", None)) else None
-        if not isinstance(found, type):
+        if kind is None and _is_within(name):
+            kind = _imported(name)
+            kind = kind if _is_within(getattr(kind, "__module__", None)) else None
+        if not isinstance(kind, type):
             raise ValueError(
                 f"{source}: {key} names {name!r}, which would be imported and run. A checkpoint, "
                 f"an exported folder or a run folder may name classes of {', '.join(PACKAGES)} and "
                 "of its arguments' own types, and no functions. If you trust who wrote it, add "
                 "--trust_checkpoint (in Python: trust_checkpoint=True)."
             )
-        return found
+        return kind
 
 
 UNTRUSTED = StoredClasses()
@@ -178,7 +178,7 @@ def _is_plain(kind: Any) -> bool:
 
 def _arguments(types: list[Any]) -> dict[str, list[Any]]:
     """Return argument name -> types, of the constructors of classes and their parents."""
-    found: dict[str, list[Any]] = {}
+    types_of: dict[str, list[Any]] = {}
     for kind in types:
         for parent in reversed(getattr(kind, "__mro__", ())):
             if parent is object or _is_plain(parent) or "__init__" not in vars(parent):
@@ -189,8 +189,8 @@ def _arguments(types: list[Any]) -> dict[str, list[Any]]:
                 hints = {}
             for name, parameter in inspect.signature(parent.__init__).parameters.items():
                 if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                    found[name] = list(_types_in(hints.get(name, Any)))
-    return found
+                    types_of[name] = list(_types_in(hints.get(name, Any)))
+    return types_of
 
 
 def _types_in(hint: Any) -> Iterator[Any]:
@@ -229,7 +229,7 @@ def _known(types: list[Any], value: Any, key: str, gone: list[str], empty: list[
         own = [_imported(class_path)] if _is_within(class_path) else []
         return {**value, "init_args": _known(own, value.get("init_args", {}), key, gone, empty)}
     names = {} if dict in types else _arguments(types)
-    kept = {}
+    accepted = {}
     for name, item in value.items():
         at = f"{key}.{name}".removeprefix(".")
         if names and name not in names:
@@ -237,5 +237,5 @@ def _known(types: list[Any], value: Any, key: str, gone: list[str], empty: list[
         else:
             kinds = names.get(name, [Any])
             empty += [at] if item is None and kinds != [Any] and type(None) not in kinds else []
-            kept[name] = _known(kinds, item, at, gone, empty)
-    return kept
+            accepted[name] = _known(kinds, item, at, gone, empty)
+    return accepted

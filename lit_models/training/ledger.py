@@ -132,8 +132,8 @@ def plan_hash(request: Row, repeats_first_epoch: bool, lengths: Any) -> str:
     """Return the hash, 16 hex digits, of everything that determines a plan: the values of a
     `PlanRequest`, whether every epoch repeats the first, and the positions of each sample [N]."""
     digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
-    for some in stretches(lengths):
-        digest.update(np.ascontiguousarray(some, dtype="<i8").tobytes())
+    for stretch in stretches(lengths):
+        digest.update(np.ascontiguousarray(stretch, dtype="<i8").tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -197,7 +197,7 @@ class Ledger(Callback):
     _file: IO[str] | None = None
     _learning_rate = _clock = 0.0
     _hash = ""  # of the newest line; known on rank 0
-    _judged: dict[str, Tensor] = {}  # metrics of the newest validation
+    _validated: dict[str, Tensor] = {}  # metrics of the newest validation
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if record_of(pl_module) is None:
@@ -210,7 +210,7 @@ class Ledger(Callback):
         """Open the ledger, append a line for this attempt, and save the plan's inputs beside it."""
         self.steps_done, self._clock = trainer.global_step, time.perf_counter()
         self.wants_stop = self.is_stopping = self._must_stop = False  # from an earlier call
-        trainer.callback_metrics.update(self._judged)  # else empty until the first validation
+        trainer.callback_metrics.update(self._validated)  # else empty until the first validation
         for config in trainer.lr_scheduler_configs:  # Lightning counts frequency in micro-batches
             if config.interval == "step":
                 config.frequency *= trainer.accumulate_grad_batches
@@ -310,13 +310,13 @@ class Ledger(Callback):
     def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
         if not trainer.sanity_checking:
             self.phase = "validation"
-            self._judged = {n: v.detach().cpu() for n, v in trainer.callback_metrics.items()}
+            self._validated = {n: v.detach().cpu() for n, v in trainer.callback_metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"metrics": self._judged}  # some callbacks read them at the end of an epoch
+        return {"metrics": self._validated}  # some callbacks read them at the end of an epoch
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._judged = state_dict["metrics"]
+        self._validated = state_dict["metrics"]
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
         """End the loop if the run is stopping: to other callbacks, such as EarlyStopping, this must
@@ -446,11 +446,11 @@ def agree(what: str, own: str, way_out: str) -> None:
         own: text of this rank.
         way_out: advice for the message.
     """
-    found = of_all_ranks(own)
-    other = next((rank for rank, text in enumerate(found) if text != found[0]), None)
+    texts = of_all_ranks(own)
+    other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
     if other is not None:
         raise RuntimeError(
-            f"the ranks have different {what}: rank 0 {found[0]}; rank {other} {found[other]}. All "
+            f"the ranks have different {what}: rank 0 {texts[0]}; rank {other} {texts[other]}. All "
             f"nodes need the same files, and ~ and relative paths are each node's own; {way_out}."
         )
 

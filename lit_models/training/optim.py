@@ -369,12 +369,12 @@ def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[st
 def _settings(group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """Return a group's settings in a checkpoint, replaced by those that this run configures
     differently; a schedule continues at its position with the new rate."""
-    now, then = group.get(CONFIGURED, {}), saved.get(CONFIGURED, {})
-    changed = {k: v for k, v in now.items() if k not in then or then[k] != v}
-    out = {**saved, **changed, CONFIGURED: now, "lr": saved["lr"]}
+    own, stored = group.get(CONFIGURED, {}), saved.get(CONFIGURED, {})
+    changed = {k: v for k, v in own.items() if k not in stored or stored[k] != v}
+    out = {**saved, **changed, CONFIGURED: own, "lr": saved["lr"]}
     if ("initial_lr" in group) != ("initial_lr" in saved):  # only one of the runs has a schedule
         return {**out, "lr": group["lr"]}
-    old, new = then.get("lr", saved["lr"]), now.get("lr", saved["lr"])
+    old, new = stored.get("lr", saved["lr"]), own.get("lr", saved["lr"])
     if "initial_lr" in group:
         old, new = saved["initial_lr"], group["initial_lr"]
         out["initial_lr"] = new
@@ -453,8 +453,8 @@ class AveragedWeights(Callback):
         restored = self.__dict__.pop("_restored", {}) if trainer.ckpt_path else {}
         self._seen_step = trainer.global_step
         trained = [(name, p) for name, p in pl_module.named_parameters() if p.requires_grad]
-        kept = {n: sharded_like(restored[n], p).to(p.device) for n, p in trained if n in restored}
-        self._averages = {n: kept[n] if n in kept else p.detach().clone() for n, p in trained}
+        loaded = {n: sharded_like(restored[n], p).to(p.device) for n, p in trained if n in restored}
+        self._averages = {n: loaded[n] if n in loaded else p.detach().clone() for n, p in trained}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Move the averages once after each optimizer step."""
@@ -484,9 +484,9 @@ class AveragedWeights(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" or trainer.ckpt_path is None:  # else averages are loaded
             for average, weight in zip(*self._pairs(pl_module), strict=True):
-                kept = weight.clone()
+                plain = weight.clone()
                 weight.copy_(average)
-                average.copy_(kept)
+                average.copy_(plain)
 
     on_test_start = on_predict_start = on_validation_end = on_validation_start
     on_test_end = on_predict_end = on_validation_start

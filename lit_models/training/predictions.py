@@ -37,7 +37,7 @@ COLUMNS = {
     **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
 }
 LAST = ("confidence", "seen in training", "sample", "loss")
-NOBODY, BATCHES = -torch.inf, 64  # loss and id of rows to drop; batches between drops
+DROPPED, BATCHES = -torch.inf, 64  # loss and id of rows to drop; batches between drops
 
 
 class PredictionWriter(Callback):
@@ -211,8 +211,8 @@ class ErrorTable(Callback):
             answers = {n: [values.pop(0) for _ in range(size)] for n, size in self._sizes.items()}
             texts = {**dataset.describe(int(number), 0), **pl_module.in_words(answers)}
             sure = "" if math.isnan(confidence) else f"{confidence:.3g}"
-            known = (sure, {1.0: "yes", 0.0: "no"}.get(seen, ""))
-            samples.append((texts, (*known, str(int(number)), f"{loss:.3g}")))
+            labels = (sure, {1.0: "yes", 0.0: "no"}.get(seen, ""))
+            samples.append((texts, (*labels, str(int(number)), f"{loss:.3g}")))
         path = Path(trainer.default_root_dir) / "errors-test.csv"
         write_table(path, as_table(samples))
         print(f"errors: {path} ({len(samples)} samples, the largest loss first)")
@@ -221,13 +221,13 @@ class ErrorTable(Callback):
 def rows_of(result: SampleResult, sample_id: Tensor, weight: Tensor) -> Tensor:
     """Return [B, 4 + A] float64: loss, rounded to 1 part in PARTS, sample id, confidence, seen,
     answers; NaN if unknown. Loss and id of fillers and right answers are minus infinity."""
-    is_nobody = weight == 0
+    is_dropped = weight == 0
     if result.is_wrong is not None:
-        is_nobody = is_nobody | ~result.is_wrong
+        is_dropped = is_dropped | ~result.is_wrong
     mantissa, exponent = torch.frexp(result.loss.detach().double())
     loss = torch.ldexp((mantissa * PARTS).round() / PARTS, exponent)
     unknown = torch.full_like(loss, torch.nan)
-    heads = [values.masked_fill(is_nobody, NOBODY) for values in (loss, sample_id.double())]
+    heads = [values.masked_fill(is_dropped, DROPPED) for values in (loss, sample_id.double())]
     for values in (result.confidence, result.is_seen):
         heads.append(unknown if values is None else values.detach().double())
     answers = [v.detach().double().reshape(len(v), -1) for v in result.answers.values()]

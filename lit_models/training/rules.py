@@ -42,13 +42,13 @@ class Verdict:
     warnings: list[str] = field(default_factory=list)
 
 
-def strategy_of(given: Any) -> tuple[str | None, Any]:
+def strategy_of(value: Any) -> tuple[str | None, Any]:
     """Returns the name and the options of a strategy in a parsed configuration; the name of a class
     is `None`, unless it spawns processes or is refused."""
-    if isinstance(given, str):
-        return given, {}
-    options = (given or {}).get("init_args") or {}
-    name = ((given or {}).get("class_path") or "").rpartition(".")[2]
+    if isinstance(value, str):
+        return value, {}
+    options = (value or {}).get("init_args") or {}
+    name = ((value or {}).get("class_path") or "").rpartition(".")[2]
     start_method = options.get("start_method")
     spawning = f"ddp_{start_method}" if start_method in ("spawn", "fork") else None
     return (name if name == "DeepSpeedStrategy" else spawning), options

@@ -79,9 +79,9 @@ def decide(
         FileNotFoundError: the checkpoint does not exist, or `auto` finds none for an evaluation.
         ValueError: the root is a file.
     """
-    there = next((p for p in (root, *root.parents) if p.exists()), None)
-    if there is not None and not there.is_dir():
-        raise ValueError(f"trainer.default_root_dir {root}: {there} is a file; name a folder.")
+    nearest = next((p for p in (root, *root.parents) if p.exists()), None)
+    if nearest is not None and not nearest.is_dir():
+        raise ValueError(f"trainer.default_root_dir {root}: {nearest} is a file; name a folder.")
     is_fit, notices = verb == "fit", []
     root = own or root
     if ckpt_path == "auto":
@@ -96,10 +96,10 @@ def decide(
                 f"{'' if own else ' or a later run of that name'}. Train first with "
                 "`unisono fit`, or name a file: --ckpt_path runs/NAME/checkpoints/last.ckpt"
             )
-        begun = [folder for folder in siblings(root) if (folder / FILE_NAME).exists()]
-        if begun and not any((begun[-1] / "checkpoints").glob("*.ckpt")):
+        attempts = [folder for folder in siblings(root) if (folder / FILE_NAME).exists()]
+        if attempts and not any((attempts[-1] / "checkpoints").glob("*.ckpt")):
             # Killed before its first checkpoint: the same run begins again, in the same ledger.
-            return Run(str(begun[-1]), None, f"--ckpt_path auto: {begun[-1]} begins again")
+            return Run(str(attempts[-1]), None, f"--ckpt_path auto: {attempts[-1]} begins again")
         ckpt_path = None
         notices.append("--ckpt_path auto found no sound checkpoint: a fresh start")
     elif ckpt_path is not None:
@@ -130,9 +130,9 @@ def siblings(root: Path) -> list[Path]:
     for path in root.parent.glob("*-*/"):
         name, _, number = path.name.rpartition("-")
         if name == root.name and number.isdecimal() and int(number) > 1:
-            found = re.search(OF_COMMAND, _text(path / "topology.json"))
-            own = Path(re.sub(r"\.ya?ml$", "", found[1] if found else ""))
-            if path.name not in (own.name, f"{own.parent.name}-{own.name}"):
+            match = re.search(OF_COMMAND, _text(path / "topology.json"))
+            stated = Path(re.sub(r"\.ya?ml$", "", match[1] if match else ""))
+            if path.name not in (stated.name, f"{stated.parent.name}-{stated.name}"):
                 numbered.append((int(number), path))
     return [path for _, path in sorted(numbered)]
 
@@ -144,8 +144,8 @@ def holds_run(folder: Path) -> bool:
 
 def check_writable(folder: Path) -> None:
     """Raise PermissionError unless files can be created in a folder, which need not exist yet."""
-    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
+    nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
@@ -161,14 +161,14 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
         RuntimeError: another process holds its lock.
     """
     job, restarts = environ.get("SLURM_JOB_ID"), int(environ.get("SLURM_RESTART_COUNT") or 0)
-    own, earlier = [f"{job} {restarts}"] if job else [], {f"{job} {n}" for n in range(restarts)}
+    ids, earlier = [f"{job} {restarts}"] if job else [], {f"{job} {n}" for n in range(restarts)}
     if (elastic := environ.get("TORCHELASTIC_RUN_ID", "none")) != "none":  # torchrun's default
-        own, earlier = [*own, elastic], {*earlier, elastic}
+        ids, earlier = [*ids, elastic], {*earlier, elastic}
     run = choose()
     while True:
         folder = Path(run.folder)
         check_writable(folder)
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        created = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         # Wait a moment, so that a process that has just taken the lock can write who it is.
         lock = SoftFileLock(folder / LOCK, timeout=0.5, thread_local=False)
@@ -185,9 +185,9 @@ def locked(choose: Callable[[], Run], environ: Mapping[str, str] = os.environ) -
                 "one folder would mix their steps. Wait for it or stop it, or give another "
                 f"--trainer.default_root_dir. If that process is gone, remove {folder / LOCK}."
             ) from None
-        if own:
-            (folder / LOCK_JOB).write_text("\n".join(own), encoding="utf-8")
-        _held[folder] = lock, made
+        if ids:
+            (folder / LOCK_JOB).write_text("\n".join(ids), encoding="utf-8")
+        _held[folder] = lock, created
         for path in (folder / "checkpoints").glob(".*.unfinished*"):  # of killed saves on any host
             remove(path)
         again = choose() if run.ckpt_path is None else run
@@ -201,12 +201,12 @@ def release(folder: Path) -> None:
     """Release this process's lock on a run folder; remove folders it created that are empty."""
     if folder not in _held:
         return
-    lock, made = _held.pop(folder)
+    lock, created = _held.pop(folder)
     (folder / LOCK_JOB).unlink(missing_ok=True)
     lock.release()
-    if folder in made and [*folder.iterdir()] == [folder / "tensorboard"]:  # a refused start's
+    if folder in created and [*folder.iterdir()] == [folder / "tensorboard"]:  # refused
         remove(folder / "tensorboard")
-    for path in made:
+    for path in created:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 

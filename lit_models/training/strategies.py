@@ -354,13 +354,13 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         if not isinstance(self.model, fsdp.FSDPModule):
             self._restored = checkpoint, strict
             return
-        own, given = get_model_state_dict(self.model), checkpoint["state_dict"]
-        if strict and (wrong := misfits(own, given)):
+        own, stored = get_model_state_dict(self.model), checkpoint["state_dict"]
+        if strict and (wrong := misfits(own, stored)):
             raise RuntimeError(f"the weights of the checkpoint do not fit the module: {wrong}.")
         with torch.no_grad():
             # Cut here: torch 2.13 cannot distribute tensors that are both split and sharded.
-            for name in (name for name in own if name in given):
-                own[name].copy_(sharded_like(given[name], own[name]))
+            for name in (name for name in own if name in stored):
+                own[name].copy_(sharded_like(stored[name], own[name]))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load this rank's shards from whole moments, by parameter name."""
@@ -402,13 +402,13 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
     def _fill(self, module: LightningModule) -> None:
         """Allocate this rank's shards of parameters on `meta`, and load rank 0's `late_weights`."""
         like = partial(torch.empty_like, device="cpu" if self.cpu_offload else self.root_device)
-        made = {p: nn.Parameter(like(p), p.requires_grad) for p in module.parameters() if p.is_meta}
+        real = {p: nn.Parameter(like(p), p.requires_grad) for p in module.parameters() if p.is_meta}
         module._device = self.root_device  # so that `module.device` is where it computes
         for part in module.modules():
             if isinstance(part, Metric):
                 part.to(self.root_device)
             for name, own in list(part.named_parameters(recurse=False)):
-                setattr(part, name, made.get(own, own))  # tied parameters stay tied
+                setattr(part, name, real.get(own, own))  # tied parameters stay tied
         weights: dict[str, Tensor] = dict(module.named_buffers())
         weights |= module.named_parameters(remove_duplicate=False)
         late = getattr(module, "late_weights", [])
@@ -431,16 +431,16 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         options = {"mesh": inner, "offload_policy": offload, "mp_policy": policy}
         # Two fsdp groups cannot share parameters: a block gets its own copy of a frozen one that an
         # earlier block has, while fsdp refuses shared parameters that are trained.
-        taken: set[int] = set()
+        seen_ids: set[int] = set()
         for block in blocks:
             copies: dict[int, nn.Parameter] = {}
             for name, parameter in list(block.named_parameters(remove_duplicate=False)):
-                if id(parameter) in taken and not parameter.requires_grad:
+                if id(parameter) in seen_ids and not parameter.requires_grad:
                     owner, _, last = name.rpartition(".")
                     copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
                     copied = copies.setdefault(id(parameter), copied)
                     setattr(block.get_submodule(owner), last, copied)
-            taken |= {id(parameter) for parameter in block.parameters()}
+            seen_ids |= {id(parameter) for parameter in block.parameters()}
         for block in blocks:
             sharded = fsdp.fully_shard(block, reshard_after_forward=self._frees, **options)
             self._blocks.append(sharded)

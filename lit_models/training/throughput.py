@@ -83,7 +83,7 @@ class Throughput(Callback):
         self._begin(trainer)
 
     def _begin(self, trainer: Trainer) -> None:
-        self._begun, self._evaluation_s = time.perf_counter(), 0.0
+        self._started_at, self._evaluation_s = time.perf_counter(), 0.0
         self._steps: list[tuple[int, int]] = []  # epoch and step in it
         self._tokens = self._positions = 0  # of rank 0
         # Of the current loader: each `fit` creates one.
@@ -109,11 +109,11 @@ class Throughput(Callback):
             self._end_interval(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._evaluation_begun = time.perf_counter()
+        self._evaluation_started_at = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_on:
-            self._evaluation_s += time.perf_counter() - self._evaluation_begun
+            self._evaluation_s += time.perf_counter() - self._evaluation_started_at
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the lines of the last interval."""
@@ -123,7 +123,7 @@ class Throughput(Callback):
 
     def _end_interval(self, trainer: Trainer) -> None:
         """Prepare the line of the interval that ends here, and begin the next."""
-        seconds = max(time.perf_counter() - self._begun, 1e-9)
+        seconds = max(time.perf_counter() - self._started_at, 1e-9)
         data_s = getattr(trainer.train_dataloader, "wait_s", 0.0) - self._loader_before
         steps_s = max(0.0, seconds - data_s - self._evaluation_s)
         split = {"data": data_s, "evaluation": self._evaluation_s, "steps": steps_s}
