@@ -90,9 +90,9 @@ class ScoredTextDataset(PlannedDataset):
             )
         self.texts = np.arange(len(store.num_bytes)) if rows is None else store.text_of_row[rows]
         distinct, self.row_of = np.unique(self.texts, return_inverse=True)
-        kept = ["scored", store.fingerprint, hashlib.sha256(distinct.tobytes()).hexdigest()]
+        source = ["scored", store.fingerprint, hashlib.sha256(distinct.tobytes()).hexdigest()]
         longest = room + (chunks.most - 1) * self.stride
-        self.tokens = kept_tokens(kept, encoding, map(store.text, distinct.tolist()), longest)
+        self.tokens = kept_tokens(source, encoding, map(store.text, distinct.tolist()), longest)
         # Byte counts approximate token counts well enough to group texts of similar length.
         self.lengths = np.minimum(
             store.num_bytes[self.texts] + 2, encoding.limits.max_length * chunks.most

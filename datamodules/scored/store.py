@@ -180,12 +180,12 @@ def _number(cell: str) -> float | None:
 
 
 def trained_heads(
-    trained: dict[str, dict[str, Any]], given: dict[str, LabelOptions] | None
+    trained: dict[str, dict[str, Any]], options: dict[str, LabelOptions] | None
 ) -> dict[str, LabelOptions]:
-    """Return a model's heads; `given` may change their columns and separators."""
+    """Return a model's heads; `options` may change their columns and separators."""
     heads = {}
     for name, facts in trained.items():
-        own = (given or {}).get(name)
+        own = (options or {}).get(name)
         column = facts["column"] if own is None else own.column or name
         separator = (own and own.separator) or facts["separator"]
         heads[name] = LabelOptions(facts["kind"], column, facts["classes"], separator)
@@ -431,8 +431,8 @@ def write_with(
     if kind_of(path) in JSON_SUFFIXES:
         starts = range(0, len(text_of_row), LINES_AT_ONCE)
         tables = (pa.table(added(text_of_row[n : n + LINES_AT_ONCE])) for n in starts)
-        found = (row for table in tables for row in table.to_pylist())
-        write_rows(read_rows(files), found, path)
+        rows = (row for table in tables for row in table.to_pylist())
+        write_rows(read_rows(files), rows, path)
         return
     number = len(text_of_row)
     write_beside(files, options, path, number, lambda rows: added(text_of_row[rows]), texts)

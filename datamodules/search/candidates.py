@@ -19,7 +19,7 @@ import numpy as np
 from datamodules.core.batches import padded
 from datamodules.core.plan import check_range
 from datamodules.core.store import ArrayFolder, cache_folder, file_digest, made_once, write_arrays
-from datamodules.files.tables import Files, expand_files
+from datamodules.files.tables import check_file
 from datamodules.search.collection import Collection
 from datamodules.search.queries import NO_DOCUMENT, NO_SCORE, Queries, numbers_digest, read_run
 from datamodules.text.encoding import stemmer_version, terms_by
@@ -104,11 +104,11 @@ class Bm25(ArrayFolder):
 
     def scores(self, query: str, documents: np.ndarray) -> np.ndarray:
         """Return the scores of documents, [n] float64; 0 for those that share no word."""
-        found = np.zeros(len(documents), np.float64)
+        scores = np.zeros(len(documents), np.float64)
         for postings, impacts in self._postings(query):
             place = np.minimum(np.searchsorted(postings, documents), len(postings) - 1)
-            found += np.where(postings[place] == documents, impacts[place], 0)
-        return found
+            scores += np.where(postings[place] == documents, impacts[place], 0)
+        return scores
 
     def _postings(self, query: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield for each word of the query its documents, ascending, and their score increments."""
@@ -164,7 +164,7 @@ class CandidateOptions:
         source: `judged` documents, the best of `bm25`, or those of a `run`, a TREC file of
             rankings.
         top: how many documents of BM25 or of the run.
-        run: file of the run, or several files with different queries.
+        run: file of the run.
 
     Raises:
         ValueError: a run with another source, source run without one, or a top below 1.
@@ -172,14 +172,14 @@ class CandidateOptions:
 
     source: Source = "judged"
     top: int = 100
-    run: Files = None
+    run: str | None = None
 
     def __post_init__(self) -> None:
         _check_run("candidates", self.source, self.run)
         check_range("candidates", 1, top=self.top)
 
 
-def _check_run(option: str, source: Source, run: Files) -> None:
+def _check_run(option: str, source: Source, run: str | None) -> None:
     if (source == "run") != bool(run):
         raise ValueError(
             f'{option}.source is "{source}" and {option}.run {run!r}; a run goes with source run, '
@@ -235,7 +235,7 @@ class GroupOptions:
         far = listed[self.after_rank :]
         return far[~np.isin(far, judged)]
 
-    def drawn(self, grades: np.ndarray, num_minable: int, rng: np.random.Generator) -> np.ndarray:
+    def draw(self, grades: np.ndarray, num_minable: int, rng: np.random.Generator) -> np.ndarray:
         """Return the indices of a drawn group in the judged documents, of grades [J], followed by
         the minable ones; `rng` is keyed by seed, epoch and sample."""
         num_judged, num_mined = self.sizes(len(grades), num_minable)
@@ -295,8 +295,9 @@ class Lists(ArrayFolder):
 
     def scores_of(self, places: np.ndarray, documents: np.ndarray) -> np.ndarray:
         """Return scores [n, K] float32 of documents [n, K] for queries [n]; NaN = not listed."""
-        asked, listed = np.where(documents == NO_DOCUMENT, NO_DOCUMENT - 1, documents), self[places]
-        is_same = asked[:, :, None] == listed.documents[:, None]
+        listed = self[places]
+        numbers = np.where(documents == NO_DOCUMENT, NO_DOCUMENT - 1, documents)
+        is_same = numbers[:, :, None] == listed.documents[:, None]
         scores = np.where(is_same, listed.scores[:, None], -np.inf).max(axis=2)
         return np.where(is_same.any(axis=2), scores, np.nan).astype(np.float32)
 
@@ -325,16 +326,17 @@ def candidate_lists(
         among: documents that BM25 searches, ascending; all by default.
 
     Raises:
-        FileNotFoundError: a file of a run does not exist.
-        ValueError: a line of a run breaks a rule, a document is unknown, the files hold none of the
-            queries, or BM25 is left out.
+        FileNotFoundError: the run does not exist.
+        ValueError: a line of the run breaks a rule, a document is unknown, the run holds none of
+            the queries, or BM25 is left out.
     """
     if options.source == "judged":
         return None
     facts: list[Any] = [LISTS_VERSION, options.source]
+    run = Path(options.run or "").expanduser()
     if options.source == "run":
-        paths = expand_files(options.run, f"{option}.run", RUN_SUFFIXES)
-        facts += [collection.fingerprint, [file_digest(path) for path in paths]]
+        check_file(run, f"{option}.run", RUN_SUFFIXES)
+        facts += [collection.fingerprint, [file_digest(run)]]
     elif bm25 is None:
         raise ValueError(f"{option}.source is bm25, but data.bm25 is null; leave data.bm25 out.")
     else:
@@ -342,10 +344,10 @@ def candidate_lists(
 
     def write(folder: Path) -> None:
         if options.source == "run" or bm25 is None:
-            documents, scores = _of_run(paths, collection, queries, most)
+            documents, scores = _of_run(run, collection, queries, most)
         else:
-            asked = [query.text for query in queries]
-            documents, scores = open_bm25(collection, bm25).search(asked, most, among)
+            texts = [query.text for query in queries]
+            documents, scores = open_bm25(collection, bm25).search(texts, most, among)
         write_arrays(folder, {"documents": documents, "scores": scores})
 
     facts += [most, queries.digest, *([] if among is None else [numbers_digest(among)])]
@@ -353,32 +355,26 @@ def candidate_lists(
 
 
 def _of_run(
-    paths: Sequence[Path], collection: Collection, queries: Queries, most: int
+    path: Path, collection: Collection, queries: Queries, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return documents and scores of these queries in run files, as arrays of `Lists`."""
+    """Return documents and scores of these queries in a run, as arrays of `Lists`."""
     places = {query.id: place for place, query in enumerate(queries)}
     documents = [np.zeros(0, np.int64)] * len(queries)
     scores = [np.zeros(0, np.float32)] * len(queries)
-    for path in paths:
-        for ranking in read_run(path):
-            if (place := places.get(ranking.query)) is None:
-                continue
-            if len(documents[place]):
-                raise ValueError(
-                    f'{path}: query "{ranking.query}" is in another of the runs too; name runs '
-                    "that hold different queries."
-                )
-            names = ranking.documents[:most]
-            documents[place] = collection.documents.indices_of(names)
-            scores[place] = np.array(ranking.scores[:most], np.float32)
-            if (unknown := np.flatnonzero(documents[place] < 0)).size:
-                raise ValueError(
-                    f'{path}: document "{names[unknown[0]]}" of query "{ranking.query}" is '
-                    "not in the collection; name a run of this collection."
-                )
+    for ranking in read_run(path):
+        if (place := places.get(ranking.query)) is None:
+            continue
+        names = ranking.documents[:most]
+        documents[place] = collection.documents.indices_of(names)
+        scores[place] = np.array(ranking.scores[:most], np.float32)
+        if (unknown := np.flatnonzero(documents[place] < 0)).size:
+            raise ValueError(
+                f'{path}: document "{names[unknown[0]]}" of query "{ranking.query}" is not in the '
+                "collection; name a run of this collection."
+            )
     if not any(map(len, documents)):
         raise ValueError(
-            f"{', '.join(map(str, paths))} ranks none of the {len(queries)} queries, such as "
+            f"{path} ranks none of the {len(queries)} queries, such as "
             f'"{queries[0].id}"; name a run of these queries.'
         )
     return padded(documents, NO_DOCUMENT), padded(scores, NO_SCORE)

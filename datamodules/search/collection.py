@@ -142,9 +142,9 @@ class TextTable:
         """Return the number of each id, [n] int64; -1 for unknown ids."""
         if not len(self) or not len(ids):
             return np.full(len(ids), -1, np.int64)
-        wanted = np.frombuffer(b"".join(map(_key, ids)), KEY)
-        place = np.minimum(np.searchsorted(self._keys, wanted), len(self) - 1)
-        return np.where(self._keys[place] == wanted, self._order[place], -1)
+        keys = np.frombuffer(b"".join(map(_key, ids)), KEY)
+        place = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
+        return np.where(self._keys[place] == keys, self._order[place], -1)
 
 
 def _one_word(id: str) -> str:
@@ -264,14 +264,14 @@ def _write(
             raise ValueError(
                 f"the files hold no {texts.name}; check that they are those of the collection."
             )
-    judged = _judged(reader.judgements(bad_rows), documents, queries, bad_rows)
-    drawn_for = split.without(judged)  # parts without files get training queries
-    training = judged.get(TRAIN, {})
+    grades = _grades(reader.judgements(bad_rows), documents, queries, bad_rows)
+    shares = split.without(grades)  # parts without files get training queries
+    training = grades.get(TRAIN, {})
     numbers = sorted({query for query, _ in training})
-    lots = drawn_for.by_lot(queries[number].id for number in numbers)
+    lots = shares.by_lot(queries[number].id for number in numbers)
     part_of = dict(zip(numbers, lots.tolist(), strict=True))
     for part, name in enumerate(PART_NAMES):
-        own = judged.get(part, {}) if part != TRAIN else {}
+        own = grades.get(part, {}) if part != TRAIN else {}
         own |= {pair: grade for pair, grade in training.items() if part_of[pair[0]] == part}
         rows = [(*pair, grade) for pair, grade in sorted(own.items())]
         np.save(folder / f"{name}.npy", np.array(rows, np.float64).reshape(-1, 3).T)
@@ -280,12 +280,12 @@ def _write(
     (folder / "facts.json").write_text(json.dumps(facts), "utf-8")
 
 
-def _judged(
+def _grades(
     rows: Iterator[JudgementRow], documents: TextTable, queries: TextTable, bad_rows: BadRows
 ) -> dict[int, dict[tuple[int, int], float]]:
     """Return part -> numbers of query and document -> grade. Unknown ids, invalid grades and
     contradictions of an earlier grade are bad rows."""
-    found: dict[int, dict[tuple[int, int], float]] = {}
+    grades: dict[int, dict[tuple[int, int], float]] = {}
     while some := list(islice(rows, JUDGEMENTS_AT_ONCE)):
         of_query = queries.indices_of([row.query for row in some]).tolist()
         of_document = documents.indices_of([row.document for row in some]).tolist()
@@ -294,7 +294,7 @@ def _judged(
                 grade = float(np.float32(float(row.grade)))
             except (TypeError, ValueError):
                 grade = math.nan
-            own = found.setdefault(row.part, {})
+            own = grades.setdefault(row.part, {})
             value, kind, rule = str(row.grade), "grade", ""
             if query < 0:
                 value, kind = row.query, "unknown query"
@@ -312,4 +312,4 @@ def _judged(
                 )
             if rule:
                 bad_rows.add(BadRow(row.file, row.line, value, rule, kind))
-    return found
+    return grades

@@ -107,8 +107,8 @@ class SearchDataModule(EncodedTextDataModule):
     def prepare_data(self) -> None:
         """Make collection and tokenizer in the cache; copy rejected rows to the run folder."""
         hand_over_rejected(self.collection.folder, self.run_folder)
-        if self._trainer_stage() == "predict" and (asked := self.queries_of_file()) is not None:
-            hand_over_rejected(asked.table.folder, self.run_folder)
+        if self._trainer_stage() == "predict" and (queries := self.queries_of_file()) is not None:
+            hand_over_rejected(queries.table.folder, self.run_folder)
         super().prepare_data()
 
     def training_texts(self) -> Iterator[str]:
@@ -144,10 +144,10 @@ class SearchDataModule(EncodedTextDataModule):
             if count := len(queries) - len(np.unique(judgements.query[is_relevant])):
                 audit.warnings.append(f"{name} queries with no document above grade 0: {count:,}")
         num_unjudged = len(collection.queries) - sum(len(part.lengths) for part in audit.parts)
-        if (asked := self.queries_of_file("reject")) is not None:
-            part = AuditPart("predict", asked.table.lengths, _contents(asked.table))
+        if (to_predict := self.queries_of_file("reject")) is not None:
+            part = AuditPart("predict", to_predict.table.lengths, _contents(to_predict.table))
             audit.parts.append(part)
-            audit.bad_rows += read_rejected(asked.table.folder)
+            audit.bad_rows += read_rejected(to_predict.table.folder)
         documents, lengths = _contents(collection.documents), collection.documents.lengths
         middle, high, most = np.quantile(lengths, [0.5, 0.95, 1]).round().astype(int)
         sentence = f"bytes: median {middle:,}, 95 % up to {high:,}, longest {most:,}"
@@ -178,8 +178,8 @@ class SearchDataModule(EncodedTextDataModule):
         for ranking in read_run(path):
             query = texts[ranking.query]
             numbers = self.collection.documents.indices_of(ranking.documents[:NUM_FOUND]).tolist()
-            for rank, found in enumerate(zip(numbers, ranking.scores, strict=False), 1):
-                rows.append((ranking.query, query, rank, *self.shown(query, *found)[1:]))
+            for rank, hit in enumerate(zip(numbers, ranking.scores, strict=False), 1):
+                rows.append((ranking.query, query, rank, *self.shown(query, *hit)[1:]))
         columns = zip(*rows, strict=True) if rows else [()] * len(FOUND_COLUMNS)
         batch = pa.RecordBatch.from_arrays([*map(pa.array, columns)], FOUND_COLUMNS)
         write_batches(table, [batch])

@@ -263,13 +263,13 @@ def text_row(row: JsonRow) -> TextRow:
     Raises:
         RowFault: a value is missing or not a text.
     """
-    given = row.values
-    key = "_id" if "_id" in given else "id"
-    id, text, url = given.get(key), given.get("text"), given.get("url")
+    cells = row.values
+    key = "_id" if "_id" in cells else "id"
+    id, text, url = cells.get(key), cells.get("text"), cells.get("url")
     values: dict[str, Any] = {
         key: str(id) if isinstance(id, int) else id,
-        "title": given.get("title") or "",
-        "text": "" if text is None and "text" in given else text,
+        "title": cells.get("title") or "",
+        "text": "" if text is None and "text" in cells else text,
         "url": url if isinstance(url, str) else "",
     }
     for name, value in values.items():
@@ -346,8 +346,8 @@ class PagesReader:
         self.folder, self.main_lines = folder, main_lines
         beside = (folder / f"queries{suffix}" for suffix in QUERY_TABLES)
         files = named.queries or [str(path) for path in beside if path.is_file()]
-        self.asked = expand_files(files, "data.collection.files.queries", QUERY_TABLES)
-        own = {path.resolve() for path in self.asked}
+        self.query_files = expand_files(files, "data.collection.files.queries", QUERY_TABLES)
+        own = {path.resolve() for path in self.query_files}
         pages = files_in(folder, PAGE_SUFFIXES, "data.collection.folder")
         self.pages = [path for path in pages if path.resolve() not in own]
         self._ids: dict[str, str] = {}  # path, name or address -> id
@@ -356,7 +356,7 @@ class PagesReader:
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files by role."""
-        return {"documents": self.pages, "queries": self.asked}
+        return {"documents": self.pages, "queries": self.query_files}
 
     def rows(self, role: str, bad_rows: BadRows) -> Iterator[TextRow]:
         """Yield every page (`documents`), or every query or title; call it for pages first."""
@@ -375,10 +375,10 @@ class PagesReader:
                 if len(ids) == 1:
                     self._ids.setdefault(name, ids[0])
             return
-        if not self.asked:
+        if not self.query_files:
             yield from self._titles
         numbers: dict[str, str] = {}  # id of each query, from 1 by first occurrence
-        for path in self.asked:
+        for path in self.query_files:
             for row in query_rows(path, bad_rows):
                 if not row.page:
                     rule = "the row names no page (column page); name one, or take it out."
@@ -387,13 +387,13 @@ class PagesReader:
                 number = numbers.setdefault(row.query, str(len(numbers) + 1))
                 yield TextRow(TextRecord(number, "", row.query), path, row.line)
                 grade = 1.0 if row.grade is None else row.grade
-                for asked in row.page if isinstance(row.page, list) else [row.page]:
-                    values = (str(path), row.line, number, str(asked), grade)
+                for page in row.page if isinstance(row.page, list) else [row.page]:
+                    values = (str(path), row.line, number, str(page), grade)
                     self._pairs.append(JudgementRow(TRAIN, *values))
 
     def judgements(self, bad_rows: BadRows) -> Iterator[JudgementRow]:
         """Yield every pair of a query and an existing page; call it after `rows`."""
-        for title in () if self.asked else self._titles:
+        for title in () if self.query_files else self._titles:
             yield JudgementRow(TRAIN, str(self.folder), 1, title.record.id, title.record.id, 1.0)
         for row in self._pairs:
             if (page := self._ids.get(row.document.strip("/"))) is None:

@@ -26,13 +26,13 @@ TAG = "unisono"  # last column of runs written here
 NO_JUDGEMENTS = Judgements(*(np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.float32)))
 
 
-def looked_up(wanted: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the value of each wanted number, [n] float32, NaN for unknown ones; `wanted` [n] and
+def values_of(numbers: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the value of each number, [n] float32, NaN for unknown ones; `numbers` [n] and
     `known` [m] int64 hold each number at most once."""
-    found = np.full(len(wanted), np.nan, np.float32)
-    _, place, there = np.intersect1d(wanted, known, assume_unique=True, return_indices=True)
-    found[place] = values[there]
-    return found
+    result = np.full(len(numbers), np.nan, np.float32)
+    _, place, there = np.intersect1d(numbers, known, assume_unique=True, return_indices=True)
+    result[place] = values[there]
+    return result
 
 
 class QueryJudgements(NamedTuple):
@@ -87,8 +87,8 @@ class Queries:
     def with_relevant(self) -> "Queries":
         """Return the queries that have a relevant document, with all their judgements."""
         judged = self.judgements
-        kept = np.isin(judged.query, judged.query[judged.grade > RELEVANT_ABOVE])
-        return self.of(Judgements(*(values[kept] for values in judged)))
+        is_kept = np.isin(judged.query, judged.query[judged.grade > RELEVANT_ABOVE])
+        return self.of(Judgements(*(values[is_kept] for values in judged)))
 
     def part(self, place: int) -> slice:
         """Return the slice of a query's judgements."""
@@ -176,20 +176,20 @@ def read_run(path: Path) -> Iterator[Ranking]:
     Raises:
         ValueError: a line breaks a rule, or a query or a query's document is repeated.
     """
-    done: set[str] = set()
+    earlier: set[str] = set()
     for query, lines in groupby(_run_lines(path), key=itemgetter(1)):
-        found: dict[str, tuple[float, int]] = {}  # document -> sort key
+        keys: dict[str, tuple[float, int]] = {}  # document -> sort key
         for number, _, document, rank, score in lines:
-            if query in done:
+            if query in earlier:
                 rule = "this query stands further up; sort the run."
                 raise_bad_row(BadRow(str(path), number, query, rule))
-            if document in found:
+            if document in keys:
                 rule = f"the document is ranked twice for query {query}; keep one of the lines."
                 raise_bad_row(BadRow(str(path), number, document, rule))
-            found[document] = (-score, rank)
-        done.add(query)
-        ordered = sorted(found, key=found.__getitem__)
-        yield Ranking(query, ordered, [-found[document][0] for document in ordered])
+            keys[document] = (-score, rank)
+        earlier.add(query)
+        ordered = sorted(keys, key=keys.__getitem__)
+        yield Ranking(query, ordered, [-keys[document][0] for document in ordered])
 
 
 def _run_lines(path: Path) -> Iterator[tuple[int, str, str, int, float]]:

@@ -31,7 +31,7 @@ from datamodules.search.queries import (
     NO_SCORE,
     Queries,
     Ranking,
-    looked_up,
+    values_of,
 )
 from datamodules.text.encoding import TextEncoding
 
@@ -76,9 +76,9 @@ class RankingDataset(PlannedDataset):
         lengths = [self._length(place, sizes) for place in places]
         self.lengths = np.maximum(1, np.array(lengths, np.int64))
         lists = [self.lists.fingerprint] if self.lists else []
-        drawn = self.groups and asdict(self.groups)
+        group_options = self.groups and asdict(self.groups)
         which = queries.digest if stage == "predict" else len(places)  # fingerprint covers parts
-        facts = [collection.fingerprint, encoding.digest, lists, which, drawn]
+        facts = [collection.fingerprint, encoding.digest, lists, which, group_options]
         self.fingerprint = digest_of([*facts, bm25 and asdict(bm25)])
         self.target_counts = {TERM: None}
         # All prediction batches have the width of the longest list, so that results concatenate.
@@ -100,9 +100,9 @@ class RankingDataset(PlannedDataset):
         judged = self.queries.judged(place)
         if self.groups is None:
             documents = self.candidates(place)
-            return documents, looked_up(documents, *judged)
+            return documents, values_of(documents, *judged)
         minable = self.groups.minable(self.listed(place), judged.documents)
-        chosen = self.groups.drawn(judged.grades, len(minable), rng)
+        chosen = self.groups.draw(judged.grades, len(minable), rng)
         documents = np.append(judged.documents, minable)[chosen]
         grades = np.append(judged.grades, np.zeros(len(minable), np.float32))[chosen]
         order = np.argsort(documents)
@@ -125,7 +125,7 @@ class RankingDataset(PlannedDataset):
         listed, values = self.lists.of(place)
         if not len(listed):
             return np.zeros(len(documents), np.float32)
-        scores = looked_up(documents, listed, values)
+        scores = values_of(documents, listed, values)
         return np.where(np.isnan(scores), values.min(), scores)
 
     def prior(self, place: int, scores: np.ndarray) -> np.ndarray:

@@ -135,7 +135,7 @@ class OwnTexts(TokenRows):
             document's queries begin; has_title [documents] bool.
     """
 
-    def drawn(
+    def draw(
         self, numbers: np.ndarray, is_title: np.ndarray, removal: float, draws: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw a query from each document: its ranges [n, 3, 2] as in `asking`, and [n] bool,
@@ -170,9 +170,9 @@ def own_texts(collection: Collection, encoding: TextEncoding) -> OwnTexts:
                 # A text that begins with its title would match it without any learning.
                 body = document.text.removeprefix(title)
                 heads = [document._replace(text=one).whole for one in sentences[1::-1]]
-                asked = [title and query + title, *(query + one for one in sentences)]
+                query_texts = [title and query + title, *(query + one for one in sentences)]
                 heads = [document_prompt + one for one in (body, *heads)]
-                own = encoding.ids_of([asked[0], heads[0], *asked[1:], *heads[1:]])
+                own = encoding.ids_of([query_texts[0], heads[0], *query_texts[1:], *heads[1:]])
                 own += encoding.ids_behind(sentences[1:])
                 yield from own
                 # In `own`: title, body, all sentences, title with second and with first sentence,
@@ -260,8 +260,8 @@ class PairDataset(PlannedDataset):
         self.relevant = queries.of(relevant.judgements._replace(grade=shares))
         of_kinds = zip(KINDS, (of_query, of_document, of_document), strict=True)
         self.lengths = np.concatenate([np.tile(own, getattr(mix, kind)) for kind, own in of_kinds])
-        drawn = asdict(negatives) | {"run": None, "bm25": bm25 and asdict(bm25)}
-        pool = [drawn, lists and lists.fingerprint]
+        pool_options = asdict(negatives) | {"run": None, "bm25": bm25 and asdict(bm25)}
+        pool = [pool_options, lists and lists.fingerprint]
         facts = [DRAWS_VERSION, asdict(mix), pool, collection.fingerprint, encoding.digest]
         self.fingerprint = digest_of(facts)
         self.target_counts = dict.fromkeys((TERM, *terms))
@@ -308,7 +308,7 @@ class PairDataset(PlannedDataset):
         if self.own is not None:
             arrays.append(self.own.tokens)
             options = (self.mix.removal, draws[own])
-            drawn, is_cut = self.own.drawn(numbers[own], kinds[own] == TITLES, *options)
+            drawn, is_cut = self.own.draw(numbers[own], kinds[own] == TITLES, *options)
             cut = num_queries + own[is_cut] * documents.shape[1]
             which[own], ranges[own, 0] = OWN, drawn[:, 0]
             which[cut], ranges[cut] = OWN, drawn[is_cut, 1:]
@@ -504,8 +504,8 @@ class RetrievalDataModule(SearchDataModule):
         assert isinstance(dataset, TextsDataset)
         queries, documents = np.split(vectors, [len(dataset.queries)])
         ids = [record.id for record in self.collection.documents]
-        asked = [query.id for query in dataset.queries]
-        texts = {"queries": (queries, asked), "documents": (documents, ids)}
+        query_ids = [query.id for query in dataset.queries]
+        texts = {"queries": (queries, query_ids), "documents": (documents, ids)}
         with replacing(path, is_new=True) as unfinished:
             with naming(path):
                 unfinished.mkdir()

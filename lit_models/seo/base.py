@@ -173,16 +173,16 @@ class EncodedTextModule(ExactModule):
                 "leave init_from out."
             )
         is_same_kind = trained["kind"] == self.kind
-        taken = {
+        weights = {
             name: tensor
             for name, tensor in stored.items()
             if name in own
             and own[name].shape == tensor.shape
             and (name.startswith(ENCODER) or (is_same_kind and self.is_same_head(name, trained)))
         }
-        if new := sorted(n for n in own.keys() - taken.keys() if n.startswith("network.")):
+        if new := sorted(n for n in own.keys() - weights.keys() if n.startswith("network.")):
             log.info("init_from %s: these begin anew: %s", source, ", ".join(new))
-        return {**own, **taken}
+        return {**own, **weights}
 
     def is_same_head(self, name: str, trained: dict[str, Any]) -> bool:
         """Whether a weight outside the encoder means the same in `trained`, of the same kind."""

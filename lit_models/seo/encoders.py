@@ -132,10 +132,10 @@ class PretrainedEncoder(TextEncoder):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, segment_ids: Tensor | None = None
     ) -> Tensor:
-        given: dict[str, Tensor] = {}
+        segments: dict[str, Tensor] = {}
         if segment_ids is not None and getattr(self.model.config, "type_vocab_size", 0) > 1:
-            given["token_type_ids"] = segment_ids
-        output = self.model(input_ids=input_ids, attention_mask=attention_mask.long(), **given)
+            segments["token_type_ids"] = segment_ids
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask.long(), **segments)
         return self.pooled(output.last_hidden_state, attention_mask)
 
     @torch.no_grad()
@@ -146,13 +146,13 @@ class PretrainedEncoder(TextEncoder):
         ids = torch.arange(1, 10)[None] % self.model.get_input_embeddings().weight.shape[0] * mask
         with evaluating(self):
             alone, beside = self(ids[:, :5], mask[:, :5]), self(ids, mask)
-        apart = (alone - beside[:, : alone.shape[1]]).abs().max() / alone.abs().max()
-        if not apart <= PADDING_TOLERANCE:
+        difference = (alone - beside[:, : alone.shape[1]]).abs().max() / alone.abs().max()
+        if not difference <= PADDING_TOLERANCE:
             raise ValueError(
                 f"{type(self.model).__name__} of transformers reads padding: a text has another "
-                f"vector beside a longer one ({apart:.2g} of the largest value apart), and the "
-                "loss would depend on the number of devices. Take another encoder, such as a BERT, "
-                "RoBERTa, MPNet or ModernBERT."
+                f"vector beside a longer one ({difference:.2g} of the largest value apart), and "
+                "the loss would depend on the number of devices. Take another encoder, such as a "
+                "BERT, RoBERTa, MPNet or ModernBERT."
             )
 
     @property

@@ -107,8 +107,8 @@ def write_folder(module: Any, folder: Path) -> str:
         rows[-1]["type"] = f"sentence_transformers.{place_of}.modules.{kind.lower()}.{kind}"
         (folder / path).mkdir(exist_ok=True)
         texts[f"{path}/config.json" if place else "sentence_bert_config.json"] = content
-        if kept := {name: t.detach().contiguous().clone() for name, t in state.items()}:
-            write_tensors(kept, folder / path / "model.safetensors")
+        if tensors := {name: t.detach().contiguous().clone() for name, t in state.items()}:
+            write_tensors(tensors, folder / path / "model.safetensors")
     for name, values in {**texts, MODULES: rows}.items():
         (folder / name).write_text(json_text(values), "utf-8")
     return own["model_type"]

@@ -376,7 +376,7 @@ def measures(
         warnings.simplefilter("ignore")  # undefined values get our own message
         values = _values(kind, prediction, target)
     why = "predictions or labels are all the same"
-    found: dict[str, tuple[float, str | None]] = {
+    results: dict[str, tuple[float, str | None]] = {
         name: (UNKNOWN.get(name, 0.0), why) if np.isnan(value) else (float(value), None)
         for name, value in values.items()
     }
@@ -384,8 +384,8 @@ def measures(
         single = [str(n) for n, own in enumerate(target.T) if len(np.unique(own[own >= 0])) < 2]
         if single:
             why = f"labels of a single class are left out: {', '.join(single)}"
-            found["macro_auroc"] = (found["macro_auroc"][0], why)
-    return found
+            results["macro_auroc"] = (results["macro_auroc"][0], why)
+    return results
 
 
 def _values(kind: str, prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:

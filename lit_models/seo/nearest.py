@@ -30,13 +30,11 @@ NUMBERS_AT_ONCE = 2**18  # components of vectors per chunk of float64 scores
 SPARE = 32  # candidates beyond the k best; their lower scores prove that none is missed
 LOST = {"none": 2**-24, "ieee": 2**-24, "tf32": 2**-11}  # PyTorch's precision -> rounding error
 VERSION = 1  # of the index
-MOST_EXACT = 1_000_000  # documents up to which `auto` is exact
 LISTS_OF_ROOT, SAMPLE_OF_LIST, ROUNDS = 4, 32, 6  # lists / sqrt(D), sample per list, k-means rounds
 ROWS_AT_ONCE = 16_384
 SEED = 0  # of the sample for the centres
-NUM_ASKED = 256  # queries to measure recall with
-MOST_WORK = 0.25  # share of lists, or of D / 64 steps in a graph, as slow as exact search
-DEGREE, WIDTH_OF_MAKING = 32, 80  # of a graph
+NUM_TUNED = 256  # queries to measure recall with
+MOST_WORK = 0.25  # share of lists as slow as exact search
 
 Vectors: TypeAlias = Tensor | np.ndarray
 
@@ -83,9 +81,9 @@ class ExactSearch:
         check_range("search", 1, k=k)
         exact = on_device(queries, self.device, torch.float64)
         if feedback is not None:  # unit vectors [Q, W] moved towards the documents they find
-            found = self.nearest(exact, feedback.documents)
-            shares = (found.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
-            mean = (shares[..., None] * self.vectors(found.documents)).sum(1)
+            first = self.nearest(exact, feedback.documents)
+            shares = (first.scores.double() / feedback.temperature).softmax(1)  # [Q, k]
+            mean = (shares[..., None] * self.vectors(first.documents)).sum(1)
             exact = F.normalize(exact.cpu() + feedback.weight * mean, dim=-1).to(self.device)
         return self.nearest(exact, k)
 
@@ -116,36 +114,36 @@ class ExactSearch:
         Higham, Accuracy and Stability of Numerical Algorithms, 3.1), no other document can be among
         the best. Queries for which the bound does not prove this are searched again in float64.
         """
-        (num_documents, width), tried = self.documents.shape, k + min(SPARE, 7 * k)
+        (num_documents, width), most = self.documents.shape, k + min(SPARE, 7 * k)
         if queries.shape[1] != width:
             numbers = f"queries have {queries.shape[1]} numbers and documents {width}"
             raise ValueError(f"{numbers}: encode both by one model, with one model.size.")
         with torch.autocast(queries.device.type, enabled=False):
-            near, longest = _nearest(queries.float(), self.documents, tried)
-        numbers = near.documents.sort(dim=1).values[:, max(0, tried - num_documents) :]
+            near, longest = _nearest(queries.float(), self.documents, most)
+        numbers = near.documents.sort(dim=1).values[:, max(0, most - num_documents) :]
         best = Found(*(each[:, :k] for each in self.scored(queries, numbers)))
         backend = torch.backends.cuda if queries.is_cuda else torch.backends.mkldnn
-        lost = LOST.get(backend.matmul.fp32_precision, 2**-8)  # else bfloat16's
-        share = 2 * lost + lost**2 + (width + 8) * 2**-23
+        rounding = LOST.get(backend.matmul.fp32_precision, 2**-8)  # else bfloat16's
+        share = 2 * rounding + rounding**2 + (width + 8) * 2**-23
         # The last term covers underflow; after an overflow the sum is not finite.
         error = share * (queries.float().norm(dim=1) * longest) + width * 2**-125
         is_open = ~((near.scores[:, -1] + error)[:, None] < best.scores).all(1)
         if is_open.any():
-            near, _ = _nearest(queries[is_open], self.documents, min(tried, num_documents))
+            near, _ = _nearest(queries[is_open], self.documents, min(most, num_documents))
             again = self.scored(queries[is_open], near.documents.sort(dim=1).values)
             best.documents[is_open], best.scores[is_open] = (each[:, :k] for each in again)
         return Found(*(each.cpu() for each in best))
 
 
-def _nearest(queries: Tensor, documents: Vectors, kept: int) -> tuple[Found, Tensor]:
+def _nearest(queries: Tensor, documents: Vectors, k: int) -> tuple[Found, Tensor]:
     """Return the best documents by matrix products in the queries' dtype, ties in the order of
     documents, and the largest norm of a document."""
     device = queries.device
     best = Found(
-        torch.full((len(queries), kept), NO_DOCUMENT, device=device),
-        torch.full((len(queries), kept), -torch.inf, dtype=torch.float32, device=device),
+        torch.full((len(queries), k), NO_DOCUMENT, device=device),
+        torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=device),
     )
-    longest, at_once = queries.new_zeros(()), max(DOCUMENTS_AT_ONCE, kept)
+    longest, at_once = queries.new_zeros(()), max(DOCUMENTS_AT_ONCE, k)
     for start in range(0, documents.shape[0], at_once):
         part = on_device(documents[start : start + at_once], device, queries.dtype)
         longest = torch.maximum(longest, part.norm(dim=1).max())
@@ -154,18 +152,18 @@ def _nearest(queries: Tensor, documents: Vectors, kept: int) -> tuple[Found, Ten
             scores = (queries[rows] @ part.T).float()
             limit = best.scores[rows, -1:]
             if start == 0:
-                limit = scores.topk(min(kept, len(part))).values[:, -1:].nextafter(limit)
+                limit = scores.topk(min(k, len(part))).values[:, -1:].nextafter(limit)
             row, column = (~(scores <= limit)).nonzero(as_tuple=True)
             starts = torch.searchsorted(row, torch.arange(len(scores) + 1, device=device))
-            place = kept + torch.arange(len(row), device=device) - starts[row]
-            values = scores.new_full((len(scores), kept + int(starts.diff().max())), -torch.inf)
+            place = k + torch.arange(len(row), device=device) - starts[row]
+            values = scores.new_full((len(scores), k + int(starts.diff().max())), -torch.inf)
             numbers = torch.full_like(values, NO_DOCUMENT, dtype=torch.int64)
             # Documents of earlier chunks come first, and so win ties.
-            values[:, :kept], numbers[:, :kept] = best.scores[rows], best.documents[rows]
+            values[:, :k], numbers[:, :k] = best.scores[rows], best.documents[rows]
             values[row, place], numbers[row, place] = scores[row, column], column + start
             values, order = values.sort(dim=1, descending=True, stable=True)
-            best.scores[rows] = values[:, :kept]
-            best.documents[rows] = numbers.gather(1, order[:, :kept])
+            best.scores[rows] = values[:, :k]
+            best.documents[rows] = numbers.gather(1, order[:, :k])
     return best, longest
 
 
@@ -197,11 +195,11 @@ class ShardedSearch(ExactSearch):
     def nearest(self, queries: Tensor, k: int) -> Found:
         """Return the result of `ExactSearch.nearest` over all ranks' documents; a collective."""
         k, own = min(k, len(self.all_ids)), super().nearest(queries, k)
-        asked = torch.arange(len(queries), device=self.device)
+        query = torch.arange(len(queries), device=self.device)
         padding = (0, k - own.scores.shape[1])
         number = F.pad(self.ids[own.documents.to(self.device)], padding, value=NO_DOCUMENT)
         score = F.pad(own.scores.to(self.device), padding, value=-torch.inf)
-        ranks = gathered(id=asked, number=number, score=score)  # rows of a query are adjacent
+        ranks = gathered(id=query, number=number, score=score)  # rows of a query are adjacent
         num_ranks = max(1, len(ranks.id) // max(1, len(queries)))
         shape = (len(queries), num_ranks * k)
         numbers, order = ranks.number.view(shape).sort(dim=1)
@@ -223,18 +221,17 @@ class SearchOptions:
     """Search in prediction, on the page and from Python; evaluation is always exact.
 
     Args:
-        kind: `exact` reads all documents; `ivf` (lists) and `hnsw` (a graph) score candidates of a
-            FAISS index exactly, but may miss documents; `auto` is exact up to `MOST_EXACT`
-            documents, and above `ivf` if FAISS is installed.
+        kind: `exact` reads all documents; `ivf` scores candidates of a FAISS index exactly, but may
+            miss documents.
         recall: share of the exact search's documents that an index must find; the number of lists
-            or steps is tuned on a sample of the queries.
+            is tuned on a sample of the queries.
     """
 
-    kind: Literal["exact", "ivf", "hnsw", "auto"] = "exact"
+    kind: Literal["exact", "ivf"] = "exact"
     recall: float = 0.99
 
     def __post_init__(self) -> None:
-        if self.kind in ("ivf", "hnsw"):
+        if self.kind != "exact":
             _faiss()
         if not 0 < self.recall <= 1:
             raise ValueError(f"search.recall must be above 0 and at most 1, got {self.recall}.")
@@ -245,23 +242,15 @@ class SearchOptions:
         """Return a search over the documents of an exact search. An index is built in the cache and
         tuned on a sample of the queries [Q, W] for k documents; if it would take longer than the
         exact search, that is returned."""
-        documents, kind = exact.documents, self.kind
-        if kind == "auto":
-            kind = "ivf" if len(documents) > MOST_EXACT else "exact"
-            try:
-                _ = kind == "exact" or _faiss()
-            except ValueError as error:
-                log.warning("%d documents are searched exactly: %s", len(documents), error)
-                kind = "exact"
-        if kind == "exact" or not (len(documents) and len(queries)):
+        if self.kind == "exact" or not (len(exact.documents) and len(queries)):
             return exact
-        found = IndexSearch(documents, kind, exact.device)
-        found.tune(queries, k, self.recall, feedback)
-        if found.work > MOST_WORK * found.most:
-            log.warning("search is exact, since an index would take longer: %s", found.facts)
+        index = IndexSearch(exact.documents, exact.device)
+        index.tune(queries, k, self.recall, feedback)
+        if index.work > MOST_WORK * index.most:
+            log.warning("search is exact, since an index would take longer: %s", index.facts)
             return exact
-        log.warning("search is approximate: %s", found.facts)
-        return found
+        log.warning("search is approximate: %s", index.facts)
+        return index
 
 
 def _faiss() -> Any:
@@ -274,7 +263,7 @@ def _faiss() -> Any:
 
 
 class IndexSearch(ExactSearch):
-    """Approximate search over lists around centres (`ivf`), or over a graph of neighbours (`hnsw`).
+    """Approximate search over lists around centres.
 
     FAISS takes k + `SPARE` candidates by 8-bit codes, which `scored` then scores exactly. Results
     do not depend on the number of threads or on the other queries of a batch.
@@ -282,79 +271,64 @@ class IndexSearch(ExactSearch):
 
     facts: dict[str, Any]  # plain values of the index and its recall, once it is tuned
 
-    def __init__(self, documents: Vectors, kind: str, device: torch.device | str = "cpu") -> None:
+    def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
         single = documents.cpu().numpy() if isinstance(documents, Tensor) else documents
         super().__init__(single, device)
         digest, faiss = hashlib.sha256(np.ascontiguousarray(single).data).hexdigest(), _faiss()
         faiss.omp_set_num_threads(torch.get_num_threads())
-        place = cache_folder("nearest", [VERSION, kind, digest, str(single.dtype), *single.shape])
-        folder = made_once(place, lambda new: _write(single, kind, new))
-        flag = faiss.IO_FLAG_MMAP if kind == "ivf" else faiss.IO_FLAG_MMAP_IFC
-        self.kind, path = kind, str(folder / "index.faiss")
-        self.index = faiss.read_index(path, flag | faiss.IO_FLAG_READ_ONLY)
-        self.most, self.work = 1 + len(single) // 64, 0
-        if kind == "ivf":
-            self.most = self.index.nlist
-            self.lists = ExactSearch(self.index.quantizer.reconstruct_n(0, self.most))
+        place = cache_folder("nearest", [VERSION, "ivf", digest, str(single.dtype), *single.shape])
+        path = made_once(place, lambda folder: _write(single, folder)) / "index.faiss"
+        self.index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        self.most, self.work = self.index.nlist, 0
+        self.lists = ExactSearch(self.index.quantizer.reconstruct_n(0, self.most))
 
     def tune(self, queries: Vectors, k: int, recall: float, feedback: Feedback | None) -> None:
-        """Increase `work` until a sample of the queries [Q, W] reaches `recall`, the share of k
-        found documents whose scores are among the exact search's k best; set `facts`."""
-        asked, share = queries[:: math.ceil(len(queries) / NUM_ASKED)], 0.0
-        best = ExactSearch(self.documents, self.device).search(asked, k, feedback).scores  # [Q, k]
+        """Increase `work`, the number of lists read, until a sample of the queries [Q, W] reaches
+        `recall`, the share of k found documents whose scores are among the exact search's k best;
+        set `facts`."""
+        sample, share = queries[:: math.ceil(len(queries) / NUM_TUNED)], 0.0
+        best = ExactSearch(self.documents, self.device).search(sample, k, feedback).scores  # [Q, k]
         self.work = 0
         while share < recall and self.work < self.most:
             self.work = min(self.most, 1 + self.work * 3 // 2)
-            scores = self.search(asked, k, feedback).scores[:, : best.shape[1]]
+            scores = self.search(sample, k, feedback).scores[:, : best.shape[1]]
             share = float((scores >= best[:, -1:]).double().mean())
-        self.facts = {"kind": self.kind, "documents": len(self.documents), "work": self.work}
-        self.facts |= {"most_work": self.most, "k": k, "recall": share, "queries": len(asked)}
+        self.facts = {"kind": "ivf", "documents": len(self.documents), "work": self.work}
+        self.facts |= {"most_work": self.most, "k": k, "recall": share, "queries": len(sample)}
 
     def nearest(self, queries: Tensor, k: int) -> Found:
         """Return the k best candidates of each query [Q, W] float64, padded with -1."""
+        near, self.index.nprobe = self.lists.nearest(queries.cpu(), self.work), self.work
+        columns = {"Iq": near.documents.numpy(), "Dq": near.scores.numpy()}
         single = queries.float().cpu().numpy()
-        if self.kind == "ivf":
-            near, self.index.nprobe = self.lists.nearest(queries.cpu(), self.work), self.work
-            columns = {"Iq": near.documents.numpy(), "Dq": near.scores.numpy()}
-            _, numbers = self.index.search_preassigned(single, k + SPARE, **columns)
-        else:
-            self.index.hnsw.efSearch = self.work
-            _, numbers = self.index.search(single, k + SPARE)
-        found = self.scored(queries, torch.from_numpy(numbers).to(self.device).sort(dim=1).values)
-        return Found(*(each[:, :k].cpu() for each in found))
+        _, numbers = self.index.search_preassigned(single, k + SPARE, **columns)
+        best = self.scored(queries, torch.from_numpy(numbers).to(self.device).sort(dim=1).values)
+        return Found(*(each[:, :k].cpu() for each in best))
 
 
-def _write(documents: np.ndarray, kind: str, folder: Path) -> None:
-    """Write an index: a graph; or lists, with centres from spherical k-means on a sample, and each
-    document in the list of its nearest centre, both by exact search."""
+def _write(documents: np.ndarray, folder: Path) -> None:
+    """Write an index of lists, with centres from spherical k-means on a sample, and each document
+    in the list of its nearest centre, both by exact search."""
     faiss, (size, width) = _faiss(), documents.shape
     num_lists = min(size, round(LISTS_OF_ROOT * math.sqrt(size)))
     log.warning("search: an index of %d documents is made", size)
     drawn = np.random.default_rng(SEED).choice(size, min(size, SAMPLE_OF_LIST * num_lists), False)
     sample = torch.from_numpy(documents[drawn]).float()  # [S, W] in random order
+    centres = sample[:num_lists].clone()
+    for _ in range(ROUNDS):
+        place = ExactSearch(centres).search(sample, 1).documents[:, 0]
+        sums = torch.zeros_like(centres, dtype=torch.float64)
+        sums.index_add_(0, place, sample.double())
+        is_empty = place.bincount(minlength=num_lists) == 0
+        centres = torch.where(is_empty[:, None], centres, F.normalize(sums, dim=1).float())
+    quantizer = faiss.IndexFlatIP(width)
+    quantizer.add(centres.numpy())
     code, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
-    if kind == "ivf":
-        centres = sample[:num_lists].clone()
-        for _ in range(ROUNDS):
-            place = ExactSearch(centres).search(sample, 1).documents[:, 0]
-            sums = torch.zeros_like(centres, dtype=torch.float64)
-            sums.index_add_(0, place, sample.double())
-            is_empty = place.bincount(minlength=num_lists) == 0
-            centres = torch.where(is_empty[:, None], centres, F.normalize(sums, dim=1).float())
-        quantizer = faiss.IndexFlatIP(width)
-        quantizer.add(centres.numpy())
-        options = (quantizer, width, num_lists, code, metric, False)
-        index = faiss.IndexIVFScalarQuantizer(*options)
-    else:
-        index = faiss.IndexHNSWSQ(width, code, DEGREE, metric)
-        index.hnsw.efConstruction = WIDTH_OF_MAKING
+    index = faiss.IndexIVFScalarQuantizer(quantizer, width, num_lists, code, metric, False)
     index.train(sample.numpy())  # only the range of each component, as the centres exist
     for start in range(0, size, ROWS_AT_ONCE):
         part = on_device(documents[start : start + ROWS_AT_ONCE], "cpu", torch.float32)
-        if kind == "ivf":
-            place = ExactSearch(centres).search(part, 1).documents[:, 0].contiguous()
-            columns = (part.numpy(), np.arange(start, start + len(part)), place.numpy())
-            index.add_core(len(part), *map(faiss.swig_ptr, columns))
-        else:
-            index.add(part.numpy())
+        place = ExactSearch(centres).search(part, 1).documents[:, 0].contiguous()
+        columns = (part.numpy(), np.arange(start, start + len(part)), place.numpy())
+        index.add_core(len(part), *map(faiss.swig_ptr, columns))
     faiss.write_index(index, str(folder / "index.faiss"))

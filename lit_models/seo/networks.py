@@ -145,8 +145,8 @@ def nested(
 ) -> LossSum:
     """Return the mean of `in_batch_loss` over vectors of these sizes; if empty, over whole vectors.
     Source: Kusupati et al. 2022, Matryoshka representation learning, equation 1, equal weights."""
-    given = (queries, answers, documents)
-    losses = [in_batch_loss(*(shortened(x, n) for x in given), *rest) for n in sizes or (None,)]
+    vectors = (queries, answers, documents)
+    losses = [in_batch_loss(*(shortened(x, n) for x in vectors), *rest) for n in sizes or (None,)]
     total = torch.stack([loss.total for loss in losses]).sum() / len(losses)
     return LossSum(total, losses[0].count)
 
@@ -190,9 +190,9 @@ def taught_terms(
     own = (queries[:, None] * documents.view(*scores.shape, -1)).sum(-1) / temperature
     takes_part = ~scores.isnan() & (~scores.isnan()).sum(1, keepdim=True).gt(1)
     hidden = own.new_tensor(-1e9)  # probability and gradient become 0
-    wanted = torch.where(takes_part, scores.to(own) / options.temperature, hidden).log_softmax(1)
-    found = torch.where(takes_part, own, hidden).log_softmax(1)
-    nats = (wanted.exp() * (wanted - found) * takes_part).sum(1)
+    target = torch.where(takes_part, scores.to(own) / options.temperature, hidden).log_softmax(1)
+    predicted = torch.where(takes_part, own, hidden).log_softmax(1)
+    nats = (target.exp() * (target - predicted) * takes_part).sum(1)
     return {DISTILLED: LossSum.of(options.weight * nats, batch["weight"])}
 
 

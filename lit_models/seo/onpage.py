@@ -158,16 +158,16 @@ def check_site(pages: Iterable[tuple[str, bytes]], with_ease: bool = False) -> l
 
 
 def _check_encoding(report: PageReport, content: bytes) -> None:
-    found, is_utf8 = html_encoding(content), first_bad_byte(content) is None
-    expected = found.mark or found.declared_name
-    report.facts |= {"encoding_declared": expected, "encoding_read": found.read}
-    if found.declared is not None and found.declared_name is None:
+    encoding, is_utf8 = html_encoding(content), first_bad_byte(content) is None
+    expected = encoding.mark or encoding.declared_name
+    report.facts |= {"encoding_declared": expected, "encoding_read": encoding.read}
+    if encoding.declared is not None and encoding.declared_name is None:
         rule = "the declared encoding is not known; declare utf-8"
-        report.add("encoding", rule, evidence=found.declared)
+        report.add("encoding", rule, evidence=encoding.declared)
     elif expected is None and not content.isascii():
         rule = "no encoding is declared and the page has letters beyond ASCII; declare utf-8"
         report.add("encoding", rule)
-    elif found.mark == "utf-16" or content.isascii():
+    elif encoding.mark == "utf-16" or content.isascii():
         return
     elif (expected == "utf-8") != is_utf8:
         are = "are not" if expected == "utf-8" else "are"
@@ -181,8 +181,8 @@ def _check_texts(report: PageReport, tree: "LexborHTMLParser") -> None:
     metas = tree.css('meta[name="description" i]')
     descriptions = [(e, " ".join(_value(e, "content").split())) for e in metas]
     kinds = ("title", "<title>", titles), ("description", "meta description", descriptions)
-    for name, what, found in kinds:
-        element, text = found[0] if found else (tree.head, None)
+    for name, what, pairs in kinds:
+        element, text = pairs[0] if pairs else (tree.head, None)
         report.facts |= {name: text, f"{name}_length": len(text or "")}
         shortest, longest = LIMITS[name]
         if text is None:
@@ -192,7 +192,7 @@ def _check_texts(report: PageReport, tree: "LexborHTMLParser") -> None:
         elif not shortest <= len(text) <= longest:
             rule = f"{shortest} to {longest} characters are shown whole and say enough"
             report.add(name, rule, element, f"{len(text)}: {text}")
-        for element, text in found[1:]:
+        for element, text in pairs[1:]:
             report.add(name, f"another {what}; one counts", element, text)
 
 

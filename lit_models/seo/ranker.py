@@ -100,12 +100,12 @@ class LitRanker(EncodedTextModule):
         self._evaluate("val", batch)
 
     def test_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
-        scores, judged = self._evaluate("test", batch)
-        for name, found in {"ranker": scores, **batch["baselines"]}.items():
-            ranked = _ranked(batch, found)
+        scores, result = self._evaluate("test", batch)
+        for name, system_scores in {"ranker": scores, **batch["baselines"]}.items():
+            ranked = _ranked(batch, system_scores)
             values = self.test_metrics.per_query(ranked)
             self.tested[name].update(batch["weight"] > 0, id=batch["sample_id"], **values)
-        return judged
+        return result
 
     def query_values(self, split: str) -> QueryValues | None:
         """Return the values of a test for `QueryTable`; `None` for a validation."""
@@ -136,10 +136,10 @@ class LitRanker(EncodedTextModule):
         Raises:
             ValueError: there are no documents, or the number of prior scores is wrong.
         """
-        wanted, given = len(documents) * self.adds_prior, 0 if prior is None else len(prior)
-        if not len(documents) or given != wanted:
+        num_priors = 0 if prior is None else len(prior)
+        if not len(documents) or num_priors != len(documents) * self.adds_prior:
             raise ValueError(
-                f"rank was given {len(documents)} documents and {given} prior scores; give at "
+                f"rank was given {len(documents)} documents and {num_priors} prior scores; give at "
                 f"least one document, and {'one score each' if self.adds_prior else 'no score'}, "
                 f"since the ranker was trained with prior={self.adds_prior}."
             )

@@ -155,15 +155,15 @@ class RetrievalEvaluation(nn.Module):
         columns = (torch.from_numpy(each).to(own.id.device) for each in (*judged, *hits))
         self.judged, self.grades, first, scores = columns
         self.num_documents = len(documents.all_ids)
-        found = documents.search(queries.vector, max(DEPTH, first.shape[1]), feedback)
-        self.found = Found(*(each.to(own.id.device) for each in found))
+        best = documents.search(queries.vector, max(DEPTH, first.shape[1]), feedback)
+        self.best = Found(*(each.to(own.id.device) for each in best))
         # A limited run does not encode all documents: drop the others from BM25's ranking.
         first = first.where(torch.isin(first, documents.all_ids), NO_DOCUMENT)
-        self.first, self.ranked = Found(first, scores), {OWN: self._ranked(*self.found)}
+        self.first, self.ranked = Found(first, scores), {OWN: self._ranked(*self.best)}
 
     def fused(self, weight: float) -> RankedQueries:
         """Return the fused ranking. Args: weight of BM25."""
-        return self._ranked(*fused(*self.found, *self.first, weight))
+        return self._ranked(*fused(*self.best, *self.first, weight))
 
     def best_weight(self, values_of: Callable[[RankedQueries], Tensor]) -> float:
         """Return the weight of BM25 with the best mean over queries; the smallest in a tie."""
@@ -272,9 +272,9 @@ class LitRetriever(EncodedTextModule):
 
     def forward(self, batch: EncodeBatch) -> Tensor:
         """Return unit vectors [B, W]."""
-        return self.kept(self.network.encode(batch["input_ids"], batch["attention_mask"]))
+        return self.compact(self.network.encode(batch["input_ids"], batch["attention_mask"]))
 
-    def kept(self, vectors: Tensor) -> Tensor:
+    def compact(self, vectors: Tensor) -> Tensor:
         """Return the part of encoded texts that is searched."""
         return shortened(vectors, self.size)
 
@@ -296,9 +296,9 @@ class LitRetriever(EncodedTextModule):
         more = self.more_terms(queries, documents, batch, temperature)
         return {TERM: loss, "temperature": term, **more}
 
-    def more_terms(self, *given: Any) -> dict[str, LossSum]:
+    def more_terms(self, *tensors: Any) -> dict[str, LossSum]:
         """Return further loss terms, such as `own_terms`; args as in `taught_terms`."""
-        return taught_terms(self.distillation, *given)
+        return taught_terms(self.distillation, *tensors)
 
     def term_weights(self) -> dict[str, float]:
         return {"temperature": 0.0}
@@ -338,9 +338,9 @@ class LitRetriever(EncodedTextModule):
             rows = encoding.rows([one[:most] for one in ids])
             columns = (rows[name].to(self.device) for name in ("input_ids", "attention_mask"))
             with evaluating(self), torch.no_grad():
-                parts.append(self.kept(self.network.encode(*columns)))
+                parts.append(self.compact(self.network.encode(*columns)))
         if not parts:
-            return self.kept(torch.zeros(0, self.network.encoder.width, device=self.device))
+            return self.compact(torch.zeros(0, self.network.encoder.width, device=self.device))
         return torch.cat(parts)[torch.tensor(order, device=self.device).argsort()]
 
     def index(self, documents: Vectors, queries: Vectors, k: int) -> ExactSearch:
@@ -373,19 +373,19 @@ class LitRetriever(EncodedTextModule):
         data = self.trainer.datamodule
         bm25 = None if self.fusion is None else open_bm25(data.collection, data.bm25)
         depth = data.predict_depth if bm25 is None else max(data.predict_depth, FIRST_DEPTH)
-        asked = list(data.datasets["predict"].queries)
+        records = list(data.datasets["predict"].queries)
         opened = self.index(documents, queries, depth)
         if isinstance(opened, IndexSearch):
             write_whole(folder / "search.json", json.dumps(opened.facts, indent=1) + "\n")
-        for start in range(0, len(asked), QUERIES_OF_RUN):
+        for start in range(0, len(records), QUERIES_OF_RUN):
             part = slice(start, start + QUERIES_OF_RUN)
-            found = opened.search(queries[part], depth, self.feedback)
+            best = opened.search(queries[part], depth, self.feedback)
             if bm25 is not None:
-                hits = bm25.search([query.text for query in asked[part]], FIRST_DEPTH)
-                found = self.fuse(found, hits)
-            for query, rows, scores in zip(asked[part], *found, strict=True):
-                kept = rows[rows >= 0][: data.predict_depth].tolist()
-                yield Ranking(query.id, [ids[n] for n in kept], scores[: len(kept)].tolist())
+                hits = bm25.search([query.text for query in records[part]], FIRST_DEPTH)
+                best = self.fuse(best, hits)
+            for query, rows, scores in zip(records[part], *best, strict=True):
+                numbers = rows[rows >= 0][: data.predict_depth].tolist()
+                yield Ranking(query.id, [ids[n] for n in numbers], scores[: len(numbers)].tolist())
 
     @property
     def fusion_is_open(self) -> bool:

@@ -122,7 +122,7 @@ class LitTextScorer(EncodedTextModule):
     def score(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return head -> predictions of texts, float64, as in `Head.prediction`: a number [n, 1],
         or probabilities [n, P] of the classes in `recipe["heads"]`."""
-        found, texts = [], texts_for(self, texts)
+        results, texts = [], texts_for(self, texts)
         encoding, chunks = TextEncoding(self.recipe), ChunkOptions(**self.recipe["chunks"])
         with evaluating(self), torch.no_grad():
             for start in range(0, len(texts), TEXTS_AT_ONCE):
@@ -130,9 +130,9 @@ class LitTextScorer(EncodedTextModule):
                 batch: Any = encoding.chunk_rows(ids, chunks.stride, chunks.most)
                 batch["weight"] = torch.ones(len(ids))
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
-                found.append(self.predict_step(batch, 0))
-        names = found[0] if found else ()  # without texts, the result is {}
-        return {name: torch.cat([each[name].cpu() for each in found]) for name in names}
+                results.append(self.predict_step(batch, 0))
+        names = results[0] if results else ()  # without texts, the result is {}
+        return {name: torch.cat([each[name].cpu() for each in results]) for name in names}
 
     def _head(self, name: str) -> Any:
         return self.network.heads[PREFIX + name]
@@ -145,18 +145,18 @@ class LitTextScorer(EncodedTextModule):
         }
 
     def _evaluate(self, split: str, batch: ScoredTextBatch) -> SampleResult:
-        outputs, found, weighted = self(batch), {}, []
+        outputs, predictions, weighted = self(batch), {}, []
         terms = self._terms(outputs, batch)
         for name, values in outputs.items():
             head, metrics = self._head(name), getattr(self, f"{split}_metrics")[PREFIX + name]
             metrics.loss.update(*terms[name])
             self.log(f"{split}/loss_{name}", metrics.loss)
-            found[name] = head.prediction(values)
+            predictions[name] = head.prediction(values)
             target, known = batch["targets"][name], batch["is_labelled"][name]
             of_texts = head.loss_of_texts(values, target, known)
             weighted.append(of_texts * self.options[name].weight)
-            metrics.update(found[name], target, known, batch)
-        return SampleResult(torch.stack(weighted).sum(0), found)
+            metrics.update(predictions[name], target, known, batch)
+        return SampleResult(torch.stack(weighted).sum(0), predictions)
 
     def _log_measures(self, split: str) -> None:
         one = torch.ones((), dtype=torch.float64, device=self.device)

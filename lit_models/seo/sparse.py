@@ -89,7 +89,7 @@ class SparseBiEncoder(BiEncoder):
 
 
 class InvertedSearch(ExactSearch):
-    """Exact search with an inverted index over documents [D, 2 L] from `LitSparseRetriever.kept`;
+    """Exact search with an inverted index over documents [D, 2 L] of `LitSparseRetriever.compact`;
     scores are summed token by token in float64 and rounded to float32."""
 
     def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
@@ -107,10 +107,10 @@ class InvertedSearch(ExactSearch):
         number = self.postings.shape[1]
         k, at_once = min(k, number), 1 + SCORES_AT_ONCE // (number + 1)
         documents, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), "f4")
-        asked = _matrix(queries, self.num_tokens)
+        rows = _matrix(queries, self.num_tokens)
         for start in range(0, len(queries) if k else 0, at_once):
-            found = (asked[start : start + at_once] @ self.postings).toarray().astype(np.float32)
-            for row, own in enumerate(found, start):
+            products = (rows[start : start + at_once] @ self.postings).toarray().astype(np.float32)
+            for row, own in enumerate(products, start):
                 worst = np.partition(own, number - k)[number - k]
                 best = np.flatnonzero(own >= worst)
                 best = best[np.argsort(-own[best], kind="stable")][:k]
@@ -123,7 +123,7 @@ class ShardedInvertedSearch(ShardedSearch, InvertedSearch):
 
 
 def _matrix(rows: Vectors, num_tokens: int) -> csr_array:
-    """Return rows of `kept` as a sparse matrix [n, V], without tokens of V or above."""
+    """Return rows of `compact` as a sparse matrix [n, V], without tokens of V or above."""
     tokens, weights = np.split(np.asarray(torch.as_tensor(rows).cpu(), np.float64), 2, axis=1)
     row, place = np.nonzero((weights > 0) & (tokens < num_tokens))
     values = (weights[row, place], (row, tokens[row, place].astype(np.int64)))
@@ -156,7 +156,7 @@ class LitSparseRetriever(LitRetriever):
         super().make_network(encoder)
         return SparseBiEncoder(encoder, self.temperature)
 
-    def kept(self, vectors: Tensor) -> Tensor:
+    def compact(self, vectors: Tensor) -> Tensor:
         """Return the ids of the L heaviest tokens and then their weights [R, 2 L], of [R, V]."""
         best = vectors.topk(min(self.num_kept, vectors.shape[1]))
         return torch.cat([best.indices.to(vectors), best.values], 1)

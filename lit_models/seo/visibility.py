@@ -102,15 +102,15 @@ class Citing:
             prompt = PROMPT.format(sources=listed, query=query)
             rows.append({"prompt": prompt, "choices": [f"{n + 1}]" for n in range(number)]})
         prompts = read_prompts(rows_in_memory(rows), self.tokenizer, "", "score", self.most)
-        data, found = ChoiceDataset(prompts), np.zeros(number)
+        data, total = ChoiceDataset(prompts), np.zeros(number)
         with evaluating(self.network):
             for turn in range(number):
                 batch: Any = data.batch(np.array([turn]), 0)
                 place = (batch["input_ids"], batch["position_ids"], batch["document_ids"])
                 hidden = self.network(*place, batch["has_single_documents"])
                 scores = score(hidden, self.network.head.weight, batch)["scores"]
-                found += np.roll(scores[0].softmax(0).numpy(), turn)
-        return found / number
+                total += np.roll(scores[0].softmax(0).numpy(), turn)
+        return total / number
 
 
 class Seen(NamedTuple):
@@ -161,8 +161,8 @@ class Visibility:
 
     def _seen(self, texts: Texts) -> Seen:
         rank, share = (np.zeros(len(self.queries)) for _ in range(2))
-        found = rankings(texts, self.queries, self.retriever)
-        for number, (query, documents) in enumerate(zip(self.queries, found, strict=True)):
+        ranked = rankings(texts, self.queries, self.retriever)
+        for number, (query, documents) in enumerate(zip(self.queries, ranked, strict=True)):
             is_page = documents == self.place
             rank[number] = is_page.argmax() + 1 if is_page.any() else np.inf
             if rank[number] <= self.sources:

@@ -89,19 +89,20 @@ def snippet_scores(
 
     Source of ROUGE: Lin 2004, sections 2 and 3.1; as torchmetrics computes it.
     """
-    asked, said, page = set(_words(query)), _words(output), _words(text)
-    size = min(3, len(said))
+    query_words, words, page_words = set(_words(query)), _words(output), _words(text)
+    coverage, size = len(query_words & set(words)) / max(len(query_words), 1), min(3, len(words))
     runs, there = (
-        [tuple(part[i : i + size]) for i in range(len(part) - size + 1)] for part in (said, page)
+        [tuple(part[i : i + size]) for i in range(len(part) - size + 1)]
+        for part in (words, page_words)
     )
     known = set(there)
-    copied = sum(run in known for run in runs) / len(runs) if said else 0.0
+    copied = sum(run in known for run in runs) / len(runs) if words else 0.0
     rouge = rouge_score(output, target, rouge_keys=ROUGE, normalizer=str, tokenizer=_words)
     return {
         **{name: (float(rouge[f"{name}_fmeasure"]), 1.0) for name in ROUGE},
         "within_limits": (float(limits[0] <= len(output) <= limits[1]), 1.0),
-        "query_coverage": (len(asked & set(said)) / max(len(asked), 1), float(bool(asked))),
-        "copy_rate": (copied, float(bool(said))),
+        "query_coverage": (coverage, float(bool(query_words))),
+        "copy_rate": (copied, float(bool(words))),
         "characters": (float(len(output)), 1.0),
     }
 
@@ -141,10 +142,10 @@ class LitSnippetWriter(LitCausalLM):
 
     def setup(self, stage: str) -> None:
         """Raise ValueError if the data have another target, and so other prompts."""
-        given = getattr(self.trainer.datamodule, "target", None)
-        if given != self.target:
+        target = getattr(self.trainer.datamodule, "target", None)
+        if target != self.target:
             raise ValueError(
-                f"model.target is {self.target} and the data's is {given}; set both to the same, "
+                f"model.target is {self.target} and the data's is {target}; set both to the same, "
                 "with a PagesDataModule."
             )
         super().setup(stage)
@@ -152,27 +153,23 @@ class LitSnippetWriter(LitCausalLM):
     def recipe_of(self, data: Any, trained: dict[str, Any] | None) -> dict[str, Any]:
         return {"max_prompt": data.max_prompt, **super().recipe_of(data, trained)}
 
-    def write(
-        self, pages: Sequence[str | dict[str, str]], max_prompt: int | None = None
-    ) -> list[str]:
+    def write(self, pages: Sequence[str | dict[str, str]]) -> list[str]:
         """Return the title or description of each page, on one line.
 
         Args:
             pages: their texts; or dicts like the rows of a file, with `text` or `html`, and
-                optionally `query` or `title`.
-            max_prompt: maximum number of prompt tokens; `None` takes that of training.
+                optionally `query` or `title`. Prompts are cut as in training.
 
         Raises:
             ValueError: a page has neither text nor html.
         """
         pages = texts_for(self, pages, are_texts=False)
         rows = [page if isinstance(page, dict) else {"text": page} for page in pages]
-        limit = most_positions(self.recipe["network"])
-        most = max_prompt or self.recipe.get("max_prompt", 384)  # older recipes lack the key
+        most, limit = self.recipe["max_prompt"], most_positions(self.recipe["network"])
         if limit is not None:
             most = min(most, limit - self.generation.max_new_tokens)
-        asked = rows_in_memory(rows)
-        dataset = PromptDataset(page_prompts(asked, self.tokenizer, self.target, most))
+        prompts = page_prompts(rows_in_memory(rows), self.tokenizer, self.target, most)
+        dataset = PromptDataset(prompts)
         return [" ".join(text.split()) for text in self.completions(dataset, self.generation)]
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
@@ -180,13 +177,15 @@ class LitSnippetWriter(LitCausalLM):
         return {"written": written_text(self.tokenizer, ids, int(num_characters))}
 
     def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
-        judged = super()._evaluate(split, batch)
+        result = super()._evaluate(split, batch)
         metrics: SnippetMetrics = getattr(self, f"{split}_snippets")
         prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
-        done = generate(self.network, self.tokenizer, *prompts, self.generation)
-        pairs = zip(done.completion_ids.cpu().numpy(), done.num_characters.tolist(), strict=True)
+        output = generate(self.network, self.tokenizer, *prompts, self.generation)
+        pairs = zip(
+            output.completion_ids.cpu().numpy(), output.num_characters.tolist(), strict=True
+        )
         metrics.add_batch([written_text(self.tokenizer, *pair) for pair in pairs], batch)
         for name, metric in metrics.items():
             self.log(f"{split}/{name}", metric)
-        answers = {"written": done.completion_ids, "num_characters": done.num_characters}
-        return SampleResult(judged.loss, answers)
+        answers = {"written": output.completion_ids, "num_characters": output.num_characters}
+        return SampleResult(result.loss, answers)

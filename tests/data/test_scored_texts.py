@@ -141,7 +141,7 @@ def data_of(files, **options) -> ScoredTextDataModule:
     )
 
 
-def judged_by(trained, files, stage="test", **options) -> ScoredTextDataModule:
+def evaluation_data(trained, files, stage="test", **options) -> ScoredTextDataModule:
     """Return the data of an evaluation of a model that was trained on other data."""
     data = data_of(files, **options)
     data.recipe = json.loads(json.dumps(trained.recipe))  # as restored from a checkpoint
@@ -149,28 +149,28 @@ def judged_by(trained, files, stage="test", **options) -> ScoredTextDataModule:
     return data
 
 
-def test_a_file_that_has_grown_does_not_judge_with_rows_of_the_training(tmp_path) -> None:
+def test_a_changed_training_file_is_refused_for_evaluation(tmp_path) -> None:
     options = {"split": SplitOptions(0.1, 0.3)}
     path = table(tmp_path / "mine.csv", range(40))
     trained = data_of({"train": path}, **options)
     trained.setup("fit")
-    same = judged_by(trained, {"train": path}, **options)
+    same = evaluation_data(trained, {"train": path}, **options)
     assert not {*same.datasets["test"].texts} & {*trained.datasets["train"].texts}
     table(tmp_path / "mine.csv", range(100, 0, -1))
     with pytest.raises(ValueError, match=r"another split of rows \(rows: .*test=new.csv"):
-        judged_by(trained, {"train": path}, **options)
+        evaluation_data(trained, {"train": path}, **options)
     table(tmp_path / "mine.csv", range(40))
     with pytest.raises(ValueError, match=r"another split of rows \(seed: 0 -> 1\)"):
-        judged_by(trained, {"train": path}, split=SplitOptions(0.1, 0.3, seed=1))
+        evaluation_data(trained, {"train": path}, split=SplitOptions(0.1, 0.3, seed=1))
     new = table(tmp_path / "new.csv", range(100, 120))
-    assert len(judged_by(trained, {"test": new}).datasets["test"].texts) == 20
+    assert len(evaluation_data(trained, {"test": new}).datasets["test"].texts) == 20
 
 
-def test_files_that_share_texts_judge_as_they_did_in_training(tmp_path) -> None:
+def test_files_that_share_texts_are_evaluated_as_in_training(tmp_path) -> None:
     files = dict.fromkeys(("train", "validation", "test"), table(tmp_path / "a.csv", range(9)))
     trained = data_of(files)
     trained.setup("fit")
-    assert len(judged_by(trained, files).datasets["test"].texts) == 9
+    assert len(evaluation_data(trained, files).datasets["test"].texts) == 9
 
 
 @pytest.mark.parametrize(("named", "drawn"), [("test", "validation"), ("validation", "test")])
@@ -244,7 +244,7 @@ def test_a_scored_table_holds_every_row_and_a_rejected_one_without_scores(tmp_pa
     assert not (tmp_path / "other.csv").exists()
 
 
-def test_a_file_of_the_training_may_be_scored_and_may_not_judge(tmp_path, caplog) -> None:
+def test_a_training_file_named_for_evaluation_gives_a_warning(tmp_path, caplog) -> None:
     path = table(tmp_path / "mine.csv", range(40))
     data_of({"train": path, "predict": path}).setup("fit")
     assert "is named for training" not in caplog.text
@@ -252,7 +252,7 @@ def test_a_file_of_the_training_may_be_scored_and_may_not_judge(tmp_path, caplog
     assert "mine.csv is named for training and for validation or test" in caplog.text
 
 
-def test_a_separator_that_no_table_is_searched_for_is_given(tmp_path) -> None:
+def test_a_rare_separator_can_be_named(tmp_path) -> None:
     path, out, table = tmp_path / "mine.csv", tmp_path / "out.csv", TableOptions(separator="^")
     path.write_text("text^quality\nhello, you^7\n")
     store = open_store(ScoredRequest({2: [path]}, TextColumns(), {}, table=table))

@@ -58,16 +58,16 @@ def best(index: Bm25, query: str, k: int) -> tuple[list[int], list[float]]:
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.2, 0.75), (0.1, 0.9)])
 def test_scores_equal_a_plain_reference(collection, query: str, k1: float, b: float) -> None:
     index = open_bm25(collection, Bm25Options(k1, b))
-    wanted = np.array(reference(collection, query, k1, b))
-    np.testing.assert_allclose(index.scores(query, np.arange(7)), wanted, rtol=1e-6)
+    expected = np.array(reference(collection, query, k1, b))
+    np.testing.assert_allclose(index.scores(query, np.arange(7)), expected, rtol=1e-6)
     chosen = np.array([6, 0, 3, 3])
-    np.testing.assert_allclose(index.scores(query, chosen), wanted[chosen], rtol=1e-6)
+    np.testing.assert_allclose(index.scores(query, chosen), expected[chosen], rtol=1e-6)
     documents, scores = best(index, query, 7)
-    num_hits = int((wanted > 0).sum())
+    num_hits = int((expected > 0).sum())
     assert documents[num_hits:] == [-1] * (7 - num_hits)
-    np.testing.assert_allclose(scores[:num_hits], wanted[documents[:num_hits]], rtol=1e-6)
+    np.testing.assert_allclose(scores[:num_hits], expected[documents[:num_hits]], rtol=1e-6)
     assert scores[:num_hits] == sorted(scores[:num_hits], reverse=True)
-    assert sorted(documents[:num_hits]) == np.flatnonzero(wanted).tolist()
+    assert sorted(documents[:num_hits]) == np.flatnonzero(expected).tolist()
 
 
 def test_another_version_of_the_stemmer_makes_another_index(collection, monkeypatch) -> None:

@@ -56,14 +56,14 @@ def test_a_group_has_a_relevant_document_judged_ones_and_mined_ones():
     grades = np.array([0, 0, 0, 2, 0, 1], np.float32)
     sizes = Counter()
     for epoch in range(200):
-        places = MINED.drawn(grades, num_minable=5, rng=rng_for(1, epoch, 7))
+        places = MINED.draw(grades, num_minable=5, rng=rng_for(1, epoch, 7))
         assert len(set(places.tolist())) == 6
         assert (grades[places[places < 6]] > 0).any()
         sizes[int((places < 6).sum())] += 1
-        again = MINED.drawn(grades, num_minable=5, rng=rng_for(1, epoch, 7))
+        again = MINED.draw(grades, num_minable=5, rng=rng_for(1, epoch, 7))
         assert places.tolist() == again.tolist()
     assert sizes == {3: 200}
-    seen = {tuple(MINED.drawn(grades, 5, rng_for(1, epoch, 7))) for epoch in range(20)}
+    seen = {tuple(MINED.draw(grades, 5, rng_for(1, epoch, 7))) for epoch in range(20)}
     assert len(seen) > 15  # each epoch draws anew
 
 
@@ -71,7 +71,7 @@ def test_a_group_has_a_relevant_document_judged_ones_and_mined_ones():
     ("num_judged", "num_minable", "expected"), [(2, 9, (2, 4)), (9, 1, (3, 1)), (1, 0, (1, 0))]
 )
 def test_places_that_judged_documents_leave_go_to_mined_ones(num_judged, num_minable, expected):
-    places = MINED.drawn(np.ones(num_judged), num_minable, rng_for(0, 0, 0))
+    places = MINED.draw(np.ones(num_judged), num_minable, rng_for(0, 0, 0))
     assert (int((places < num_judged).sum()), int((places >= num_judged).sum())) == expected
     assert MINED.sizes(num_judged, num_minable) == expected  # as the plan expects
 
@@ -141,15 +141,15 @@ def test_candidates_of_a_run_keep_all_judgements_for_the_ideal_ranking(folder, t
     assert data.first_scores(0, np.array([5, 6])).tolist() == [3.0, 2.0]
 
 
-def test_as_many_other_queries_are_another_prediction_whose_parts_are_no_others(folder, tmp_path):
+def test_other_queries_of_equal_number_are_another_prediction(folder, tmp_path):
     files = {p: str(write_qrels(tmp_path / f"{p}.tsv", [(f"{p}-0", "d2", "1")])) for p in SIZES}
-    request, asked = CollectionRequest(str(folder), CollectionFiles(**files)), set()
+    request, digests = CollectionRequest(str(folder), CollectionFiles(**files)), set()
     for part in ("validation", "test"):
         data = ranking_data(folder, collection=request, predict_part=part)
         data.setup("fit")  # it knows how texts are read
         data.setup("predict")
-        asked.add(data.request("predict").digest())
-    assert len(asked) == 2
+        digests.add(data.request("predict").digest())
+    assert len(digests) == 2
 
 
 def test_the_rows_of_a_group_are_those_of_its_texts_the_longest_first(folder):

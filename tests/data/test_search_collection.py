@@ -156,7 +156,7 @@ def write_pages(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_pages_asks_for_its_titles(tmp_path):
+def test_titles_are_the_queries_of_pages_without_a_file_of_queries(tmp_path):
     collection = open_collection(CollectionRequest(folder=str(write_pages(tmp_path)), split=WHOLE))
     assert {d.id: (d.title, d.text, d.address) for d in collection.documents} == RECORDS
     assert judged(collection, TRAIN) == [(id, id, 1) for id in RECORDS]

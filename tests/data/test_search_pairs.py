@@ -108,7 +108,7 @@ def test_a_run_gives_the_negatives_of_its_ranks(collection, tmp_path):
         ("*** .", ["*** ."], [0]),
     ],
 )
-def test_sentences_are_whole_and_short_ones_ask_nothing(text, sentences, places):
+def test_sentences_are_whole_and_short_ones_are_no_queries(text, sentences, places):
     assert document_sentences(text) == (sentences, places)
 
 
@@ -174,9 +174,9 @@ def test_a_pair_draws_documents_sentence_and_tokens_in_this_order(collection, to
         of_texts = [hashed(hashed(int(key), 4) + n) for n in range(len(texts))]
         read = zip([encode(text)[: encoding.room] for text in texts], of_texts, strict=True)
         expected = encoding.rows([np.array(kept(*own), np.int64) for own in read])
-        asked = kept(encode(query)[: LIMITS["max_query_length"]], hashed(int(key), 3))
+        query_ids = kept(encode(query)[: LIMITS["max_query_length"]], hashed(int(key), 3))
         batch = dataset.batch(np.array([sample_id]), epoch)
-        assert torch.equal(batch["query_ids"], encoding.rows([np.array(asked)])["input_ids"])
+        assert torch.equal(batch["query_ids"], encoding.rows([np.array(query_ids)])["input_ids"])
         width = expected["input_ids"].shape[1]
         assert torch.equal(batch["document_ids"][: len(texts), :width], expected["input_ids"])
         lengths = expected["attention_mask"].sum(1)

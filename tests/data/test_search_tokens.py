@@ -75,7 +75,7 @@ def rewrite(path: Path, change: Any) -> None:
     path.write_text("".join(lines))
 
 
-def test_no_epoch_tokenises_what_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_tokens_are_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collection, encoding = opened(folder), encoding_of("bpe")
     kept(collection, encoding)
 

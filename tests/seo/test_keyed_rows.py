@@ -75,7 +75,7 @@ def test_masks_of_a_group_are_its_own(others) -> None:
         assert len(alone.unique()) == len(alone)  # each candidate has a mask of its own
 
 
-def test_what_is_computed_again_drops_the_same() -> None:
+def test_a_recomputed_forward_pass_has_the_same_dropout_masks() -> None:
     network, keys = scorer()
     dropout, found = network.encoder.dropout, []
     for again in (False, True):

@@ -25,8 +25,8 @@ def reference(name, scores, target):
     size = len(scores)
     pairs = [(i, j) for i in range(size) for j in range(size) if target[i] > target[j]]
     if name == "bce":
-        wanted = [min(grade, 1) for grade in target]
-        found = [w * nats(s) + (1 - w) * nats(-s) for s, w in zip(scores, wanted, strict=True)]
+        labels = [min(grade, 1) for grade in target]
+        found = [w * nats(s) + (1 - w) * nats(-s) for s, w in zip(scores, labels, strict=True)]
         return sum(found) / max(1, size)
     if not pairs:
         return 0.0
@@ -101,13 +101,13 @@ def test_a_query_without_information_has_no_loss(name, target):
 
 
 @each_loss
-def test_a_score_that_is_no_number_gives_a_loss_that_is_none(name):
+def test_a_score_of_nan_gives_a_loss_of_nan(name):
     scores = torch.tensor([[NAN, 0.5, 1.0]], dtype=torch.float64)
     assert LOSSES[name](scores, torch.tensor([[2.0, 0.0, 1.0]]).double()).isnan().all()
 
 
 @each_loss
-def test_only_the_loss_of_single_candidates_tells_where_zero_is(name):
+def test_only_bce_changes_if_all_scores_are_shifted(name):
     scores = torch.tensor([[0.3, -0.2, 1.0]], dtype=torch.float64)
     target = torch.tensor([[2.0, 0.0, 1.0]], dtype=torch.float64)
     is_same = torch.allclose(LOSSES[name](scores, target), LOSSES[name](scores + 2, target))
@@ -117,7 +117,7 @@ def test_only_the_loss_of_single_candidates_tells_where_zero_is(name):
 HALF = torch.tensor(0.5, dtype=torch.float64)
 
 
-def test_it_is_the_loop_over_all_documents_but_the_known_ones() -> None:
+def test_the_in_batch_loss_is_a_loop_over_all_documents_but_known_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, documents = (
         F.normalize(torch.randn(n, 6, dtype=torch.float64, generator=generator), dim=1)
@@ -212,7 +212,7 @@ def test_far_scores_keep_a_finite_loss_and_gradient() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0, math.inf])
-def test_a_missing_label_and_a_filler_count_for_nothing_whatever_stands_there(value) -> None:
+def test_missing_labels_and_fillers_count_for_nothing_at_any_value(value) -> None:
     head = networks.Head(REGRESSION, "mse", 3)
     outputs = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
     known = torch.tensor([True, False, True])
@@ -229,7 +229,7 @@ def test_a_multilabel_head_counts_each_label_that_is_there() -> None:
     assert (total.item(), count.item()) == (pytest.approx(3 * math.log(2)), 3.0)
 
 
-def test_the_baseline_is_what_prediction_would_be() -> None:
+def test_the_baseline_has_the_units_of_a_prediction() -> None:
     assert networks.baseline(LEVELS).tolist() == LEVELS["shares"]
     assert networks.baseline({"kind": "binary", "shares": [0.75, 0.25]}).tolist() == [0.25]
 

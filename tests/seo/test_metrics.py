@@ -48,7 +48,7 @@ def test_ties_keep_the_order_of_candidates() -> None:
     assert ranked.relevance.tolist() == [[3.0, 0.0, 1.0, 2.0]]
 
 
-def test_fillers_count_nowhere() -> None:
+def test_filler_rows_count_in_no_metric() -> None:
     metrics = seo_metrics.RankingMetrics(("ndcg@1", "recall@1"))
     scores = torch.tensor([[1.0, 0.0], [NAN, 0.0], [1.0, 9.0]])
     is_candidate = torch.tensor([[True, True]] * 2 + [[True, False]])
@@ -97,8 +97,8 @@ def test_equal_to_trec_eval(cases: list) -> None:
         run[f"q{q}"] = dict(zip(names, found, strict=True))
     ranked = seo_metrics.rank_queries(scores, relevance, is_candidate, all_relevance)
     values = seo_metrics.RankingMetrics(TREC_NAMES).per_query(ranked)
-    wanted = {"ndcg", "ndcg_cut", "recip_rank", "map", "map_cut", "recall"}
-    reference = pytrec_eval.RelevanceEvaluator(qrels, wanted).evaluate(run)
+    measures = {"ndcg", "ndcg_cut", "recip_rank", "map", "map_cut", "recall"}
+    reference = pytrec_eval.RelevanceEvaluator(qrels, measures).evaluate(run)
     for q in range(len(cases)):
         if qrels[f"q{q}"]:
             expected = {n: reference[f"q{q}"][trec] for n, trec in TREC_NAMES.items()}
@@ -179,7 +179,7 @@ def test_missing_labels_of_a_multilabel_head_count_for_no_label() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "prediction", "target", "expected", "said"),
+    ("kind", "prediction", "target", "expected", "reason"),
     [
         ("regression", [[1.0], [1.0]], [1.0, 3.0], {"spearman": 0, "pearson": 0}, "all the same"),
         ("regression", [[1.0]], [3.0], {"spearman": 0, "pearson": 0, "mae": 2}, "all the same"),
@@ -190,7 +190,7 @@ def test_missing_labels_of_a_multilabel_head_count_for_no_label() -> None:
         ("multilabel", [[0.1]], [[0.0]], {"macro_auroc": 0.5}, "of a single class are left out: 0"),
     ],
 )
-def test_what_is_undefined_is_said(kind, prediction, target, expected, said, caplog) -> None:
+def test_undefined_measures_warn(kind, prediction, target, expected, reason, caplog) -> None:
     metrics = seo_metrics.HeadMetrics(kind)
     size = len(target)
     shape = (size, {"ordinal": 2, "multiclass": 2}.get(kind, 1))
@@ -201,9 +201,9 @@ def test_what_is_undefined_is_said(kind, prediction, target, expected, said, cap
         figures = metrics.measure("test", "quality")
     found = {name: float(figures[f"test/quality_{name}"].compute()) for name in expected}
     assert found == pytest.approx(expected, nan_ok=True)
-    assert said in caplog.text
+    assert reason in caplog.text
     assert "test/quality_" in caplog.text
-    assert metrics.has_labels == (said != "no text of the split")  # without labels, no loss
+    assert metrics.has_labels == (reason != "no text of the split")  # without labels, no loss
 
 
 def test_order_batches_and_fillers_change_no_bit() -> None:

@@ -218,18 +218,15 @@ def test_what_needs_bm25_is_refused_without(folder, tmp_path, model, options, me
 
 
 @pytest.mark.parametrize(
-    ("rankings", "message"),
+    ("query", "message"),
     [
-        ([("other", "d1")], r"0.trec ranks none of the 24 .*\"train-0\"; name"),
-        ([("train-0", "no")], r'document "no" of query "train-0" is not in the collection'),
-        ([("train-0", "d1"), ("train-0", "d2")], r'1.trec: query "train-0" is in another of'),
+        ("other", r"a.trec ranks none of the 24 .*\"train-0\"; name"),
+        ("train-0", r'document "no" of query "train-0" is not in the collection'),
     ],
 )
-def test_runs_of_other_queries_or_documents_are_refused(folder, tmp_path, rankings, message):
-    paths = [tmp_path / f"{number}.trec" for number in range(len(rankings))]
-    for path, (query, document) in zip(paths, rankings, strict=True):
-        write_run(path, [Ranking(query, [document], [1.0])])
-    options = CandidateOptions("run", run=[*map(str, paths)])
+def test_a_run_of_other_queries_or_documents_is_refused(folder, tmp_path, query, message):
+    write_run(tmp_path / "a.trec", [Ranking(query, ["no"], [1.0])])
+    options = CandidateOptions("run", run=str(tmp_path / "a.trec"))
     with pytest.raises(ValueError, match=message):
         fitted(folder, tmp_path, {}, candidates=options)
 
@@ -263,7 +260,7 @@ def test_queries_of_tables_and_lines_are_read(tmp_path):
         assert "".join(queries[place].id for place in range(len(queries))) == ids
 
 
-def test_rank_wants_a_prior_where_it_was_trained_with_one():
+def test_rank_requires_a_prior_if_trained_with_one():
     with pytest.raises(ValueError, match=r"2 documents and 0 prior scores; .*one score each"):
         ranker(prior=True).rank("salt", ["a", "b"])
     with pytest.raises(

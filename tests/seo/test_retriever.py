@@ -130,13 +130,13 @@ def test_validation_can_leave_documents_out_and_says_so(retriever_run, tmp_path,
     judged = np.unique(data.collection.judgements(1).document)
     assert set(content["systems"]) == {"retriever"}
     printed = capsys.readouterr().out
-    said = f"over {len(judged) + 5} documents of 40, which is easier than all"
-    assert said in " ".join(printed.split())
+    note = f"over {len(judged) + 5} documents of 40, which is easier than all"
+    assert note in " ".join(printed.split())
     lines = [line for line in printed.splitlines() if not line.startswith("errors: ")]  # a path
     assert max(map(len, lines)) <= 80
 
 
-def test_a_checkpoint_is_of_the_class_that_fsdp_hides(retriever_run, trained):
+def test_a_checkpoint_names_the_class_from_before_fsdp(retriever_run, trained):
     checkpoint = {RECIPE_KEY: trained.recipe, "state_dict": {}}
     sharded = LitRetriever(optimizer=adamw)
     sharded.recipe, sharded.network = trained.recipe, trained.network
@@ -183,8 +183,8 @@ def test_a_folder_of_pages_is_learnt_and_searched(config, table, own_folder, don
     folder = ["--config", f"seo/{config}.yaml", "--data.collection.folder=site"]
     small = ["--trainer.max_epochs=1", "--data.tokenizer.vocab_size=300"]
     done("fit", *folder, *small)
-    asked = ["--ckpt_path=auto", "--data.predict_queries=asked.txt", small[1]]
-    done("predict", *folder, *asked)
+    options = ["--ckpt_path=auto", "--data.predict_queries=asked.txt", small[1]]
+    done("predict", *folder, *options)
     rows = csv_rows(own_folder / "runs" / f"seo-{config}" / table)
     assert [row["rank"] for row in rows] == [str(rank) for rank in range(1, len(rows) + 1)]
     assert 1 < len(rows) <= 10
@@ -196,8 +196,8 @@ def test_a_folder_of_pages_is_learnt_and_searched(config, table, own_folder, don
     assert all(snippet.startswith("Of ") for snippet in shown)  # the most relevant sentence
     if config == "pages_ranker":  # its table is beside the run named
         (own_folder / "asked.csv").write_text("query\nglass ink\n")
-        asked[1] = "--data.predict_queries=asked.csv"
-        done("predict", *folder, *asked, "--data.predict_output=asked.trec")
+        options[1] = "--data.predict_queries=asked.csv"
+        done("predict", *folder, *options, "--data.predict_output=asked.trec")
         assert (own_folder / "asked.trec.csv").is_file()
         assert (own_folder / "asked.csv").read_text() == "query\nglass ink\n"
 
@@ -249,7 +249,7 @@ def test_only_a_fit_chooses_the_weight(trained, retriever_run, tmp_path, other_w
     assert trained.recipe[CHOSEN_WEIGHT] in WEIGHTS
 
 
-def test_a_fit_that_goes_on_keeps_the_weight(retriever_run, tmp_path, other_weight):
+def test_a_resumed_fit_keeps_the_fusion_weight(retriever_run, tmp_path, other_weight):
     module, data = retriever(retriever_run, {})
     options = {"max_epochs": 3, "limit_val_batches": 0, "num_sanity_val_steps": 0}
     toy_trainer(tmp_path, **options).fit(module, data, ckpt_path=other_weight)

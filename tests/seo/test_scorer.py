@@ -106,7 +106,7 @@ def test_one_batch_is_learnt_by_heart(scorer) -> None:
     assert batch["targets"]["price"].dtype == torch.float64  # float32 loses digits of a time
 
 
-def test_a_run_knows_its_baseline_is_exported_and_writes_every_row(tmp_path: Path) -> None:
+def test_a_run_reports_a_baseline_exports_and_scores_every_row(tmp_path: Path) -> None:
     scored_texts(tmp_path / "scored.jsonl")
     module, data = text_scorer(tmp_path / "run", {"global_batch_size": 16})
     trainer = toy_trainer(tmp_path / "run", max_epochs=1, limit_val_batches=0)

@@ -30,7 +30,7 @@ def plainly(queries: np.ndarray, documents: np.ndarray, k: int) -> list[list[int
 
 @pytest.mark.parametrize("documents_at_once", [1, 3, 7, 1000])
 @pytest.mark.parametrize("k", [1, 5, 40])
-def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(documents_at_once, k, monkeypatch):
+def test_exact_search_equals_a_plain_sort_for_any_chunks(documents_at_once, k, monkeypatch):
     chunks(monkeypatch, documents_at_once, 4)
     rng = np.random.default_rng(0)
     # Few distinct numbers, so that many scores are equal.
@@ -41,7 +41,7 @@ def test_it_finds_what_a_plain_sort_finds_whatever_the_chunks(documents_at_once,
     assert np.array_equal(found.scores.numpy(), scores)
 
 
-def test_ties_that_float32_cannot_tell_apart_are_told_by_their_scores(monkeypatch):
+def test_scores_that_float32_products_confuse_are_ordered_in_float64(monkeypatch):
     """Products of positive numbers, whose float32 sums lose the most digits."""
     chunks(monkeypatch, 200)
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def test_chunks_dtypes_and_precisions_change_no_bit(dtype, scale, monkeypatch):
     assert torch.equal(found.scores, scores[:, :20])
 
 
-def test_what_is_no_number_is_found_whatever_the_chunks(monkeypatch):
+def test_documents_with_nan_come_first_for_any_chunks(monkeypatch):
     documents = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     documents[41] = np.nan
     whole = ExactSearch(documents).search(documents[:2], 3)
@@ -157,7 +157,7 @@ def test_systems_are_measured_by_hand_in_any_order_of_batches(turned):
     assert evaluation.best_weight(reciprocal_rank) == 0.0
 
 
-def test_one_text_alone_and_none_at_all_are_no_trouble():
+def test_an_evaluation_may_have_one_query_or_none():
     evaluation = RetrievalEvaluation()
     evaluation.update(*batch((4, True, 1.0)))
     evaluation.search(known)

@@ -49,7 +49,7 @@ def test_lengths_and_queries_are_rated_where_there_is_something_to_rate():
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_the_mean_is_over_pages_whoever_had_them(num_ranks):
+def test_means_over_pages_are_equal_on_any_number_of_ranks(num_ranks):
     ranks = [SnippetMetrics("title") for _ in range(num_ranks)]
     for i in range(3):
         one = {name: values[i : i + 1] for name, values in BATCH.items()}

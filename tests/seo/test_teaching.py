@@ -111,9 +111,9 @@ def test_a_rankers_run_teaches_a_retriever(tmp_path):
     scores, seen = batch["teacher"], 0
     for row, query in enumerate(dataset.queries):
         ranking = run[query.id]
-        told = dict(zip(ranking.documents, np.float32(ranking.scores), strict=True))
+        score_of = dict(zip(ranking.documents, np.float32(ranking.scores), strict=True))
         for number, score in zip(batch["document"].view(24, 3)[row], scores[row], strict=True):
-            expected = told.get(names[number], NAN) if number >= 0 else NAN
+            expected = score_of.get(names[number], NAN) if number >= 0 else NAN
             assert float(score) == pytest.approx(expected, nan_ok=True)
             seen += not np.isnan(expected)
     assert seen > 40

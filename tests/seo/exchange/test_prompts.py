@@ -34,7 +34,7 @@ def test_every_text_of_a_step_begins_with_its_prompt(tmp_path):
         assert there.sum() >= 24
 
 
-def test_the_words_for_a_document_have_several_names(tmp_path):
+def test_the_prompt_of_a_document_has_several_names_in_folders(tmp_path):
     path = tmp_path / "config_sentence_transformers.json"
     for stored, found in (
         ({"query": "q: ", "passage": "p: "}, {"query": "q: ", "document": "p: "}),

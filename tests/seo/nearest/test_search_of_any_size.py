@@ -21,11 +21,10 @@ def faiss():
     return pytest.importorskip("faiss", reason="extra: search")
 
 
-@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_scores_are_those_of_the_exact_search_and_recall_is_what_is_told(kind, faiss):
+def test_scores_are_those_of_the_exact_search_and_the_recall_is_as_stated(faiss):
     exact = ExactSearch(DOCUMENTS).search(QUERIES, len(DOCUMENTS))
     score_of = torch.empty_like(exact.scores).scatter(1, exact.documents, exact.scores)
-    opened, work = IndexSearch(DOCUMENTS, kind), []
+    opened, work = IndexSearch(DOCUMENTS), []
     for least in (0.5, 0.9, 0.99):
         opened.tune(QUERIES, 10, least, None)
         found = opened.search(QUERIES, 10)
@@ -39,51 +38,45 @@ def test_scores_are_those_of_the_exact_search_and_recall_is_what_is_told(kind, f
         alone = [opened.search(query[None], 10).documents for query in QUERIES[:20]]
         assert torch.equal(found.documents[:20], torch.cat(alone))
     assert work[0] <= work[1] <= work[2] <= opened.facts["most_work"]
-    few = IndexSearch(DOCUMENTS[:4], kind)
+    few = IndexSearch(DOCUMENTS[:4])
     few.tune(QUERIES, 9, 1.0, None)
     assert few.search(QUERIES, 9).documents.sort().values.tolist() == [[-1] * 5 + [*range(4)]] * 200
 
 
-@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_an_index_is_made_once_and_equal_by_any_threads(kind, faiss, tmp_path, monkeypatch, caplog):
+def test_an_index_is_made_once_and_equal_by_any_threads(faiss, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(nearest, "ROUNDS", 2)
     for number in (1, 2, torch.get_num_threads()):  # the default number last
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / str(number)))
         torch.set_num_threads(number)
-        IndexSearch(DOCUMENTS[:500], kind)
+        IndexSearch(DOCUMENTS[:500])
     contents = {path.read_bytes() for path in tmp_path.glob("*/nearest/*/index.faiss")}
     assert (len(contents), caplog.text.count("500 documents is made")) == (1, 2)
-    IndexSearch(DOCUMENTS[:501], kind)
+    IndexSearch(DOCUMENTS[:501])
     assert "501 documents is made" in caplog.text
 
 
-def test_without_faiss_auto_is_exact_and_says_so_and_ivf_says_what_to_install(monkeypatch, caplog):
+def test_wrong_options_say_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(nearest, "MOST_EXACT", 100)
-    opened = SearchOptions("auto").opened(ExactSearch(DOCUMENTS), QUERIES, 10, None)
-    assert type(opened) is ExactSearch
-    assert "3000 documents are searched exactly" in caplog.text
     with pytest.raises(ValueError, match=r"needs FAISS: pip install 'unisono\[search\]'"):
         SearchOptions("ivf")
     with pytest.raises(ValueError, match=r"search\.recall must be above 0 and at most 1, got 1\.5"):
         SearchOptions(recall=1.5)
 
 
-def test_an_index_is_taken_above_many_documents_where_it_is_quicker(faiss, monkeypatch, caplog):
-    for most, k, kind in ((600, 10, ExactSearch), (599, 10, IndexSearch), (599, 400, ExactSearch)):
-        monkeypatch.setattr(nearest, "MOST_EXACT", most)
-        options = (ExactSearch(DOCUMENTS[:600]), QUERIES[:40], k, None)
-        assert type(SearchOptions("auto").opened(*options)) is kind  # of 400, most lists are read
-    told = " ".join(caplog.messages)
-    approximate = told.index("search is approximate: {'kind': 'ivf', 'documents': 600, 'work': ")
-    assert approximate < told.index("search is exact, since an index would take longer: {")
+def test_an_index_is_taken_where_it_is_quicker(faiss, caplog):
+    exact, queries = ExactSearch(DOCUMENTS[:600]), QUERIES[:40]
+    for k, kind in ((10, IndexSearch), (400, ExactSearch)):  # of 400, most lists are read
+        assert type(SearchOptions("ivf").opened(exact, queries, k, None)) is kind
+    log = " ".join(caplog.messages)
+    approximate = log.index("search is approximate: {'kind': 'ivf', 'documents': 600, 'work': ")
+    assert approximate < log.index("search is exact, since an index would take longer: {")
 
 
 def test_a_prediction_says_what_it_may_miss(faiss, tmp_path, monkeypatch):
     monkeypatch.setattr(nearest, "MOST_WORK", 1.0)
     write_collection(tmp_path / "collection")
     runs = {}
-    for kind in ("exact", "hnsw", "ivf"):
+    for kind in ("exact", "ivf"):
         folder = tmp_path / kind
         torch.manual_seed(1)
         module, data = retriever(folder, {}, search=SearchOptions(kind, recall=1.0))
@@ -94,7 +87,7 @@ def test_a_prediction_says_what_it_may_miss(faiss, tmp_path, monkeypatch):
     facts = json.loads((folder / "coded.encoded" / "search.json").read_text())
     assert (facts["kind"], facts["recall"], facts["documents"]) == ("ivf", 1.0, 40)
     assert not (tmp_path / "exact" / "coded.encoded" / "search.json").exists()
-    assert runs["exact"] == runs["ivf"] == runs["hnsw"]
+    assert runs["exact"] == runs["ivf"]
     vectors = module.encode(["salt", "old iron", "cheap mill by weight"], False)
     index = module.index(vectors, module.encode(["iron"], True), 2)
     found = module.search(["iron"], index, 2)

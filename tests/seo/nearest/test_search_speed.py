@@ -41,7 +41,7 @@ def test_searches_per_second(kind, tmp_path: Path) -> None:
     os.environ["UNISONO_CACHE"] = str(tmp_path)
     documents, queries = kind(MOST, 1), kind(QUERIES, 2)
     began = time.perf_counter()
-    opened, exact = IndexSearch(documents, "ivf"), ExactSearch(documents)
+    opened, exact = IndexSearch(documents), ExactSearch(documents)
     made_s = time.perf_counter() - began
     size_gib = next(tmp_path.glob("nearest/*/index.faiss")).stat().st_size / 2**30
     made = f"made in {made_s:.0f} s, {size_gib:.2f} GiB"
