@@ -7,8 +7,8 @@ import pytest
 
 from datamodules import Columns, OccupationDataModule, SplitOptions, TextOptions
 from datamodules.files.tables import Table, cell_text
-from datamodules.occupations.store import CodeBookOptions, open_index
-from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
+from datamodules.occupations.datamodule import NearestTexts, write_coded_table
+from datamodules.occupations.store import open_index
 from datamodules.text.pairs import framed
 from datamodules.tokenizers.codes import (
     CodeBook,
@@ -21,7 +21,6 @@ from lit_models import LitSeq2Seq
 from lit_models.cli import ParsedCLI
 from lit_models.config_files import find_config
 from lit_models.errors import one_screen
-from lit_models.occupation_coder.answers.nearest import NearestTexts
 from lit_models.training.metrics import evaluating
 from tests.occupation_coder.test_module import small_coder
 from tests.seq2seq.test_data import table
@@ -80,14 +79,6 @@ def test_tables_of_equal_columns_in_another_order_become_one(tmp_path):
     write_coded_table(index, BOOK, results | {"needs_review": sure == 0}, tmp_path / "out.csv")
     found = [(row["text"], row["year"], row["code_1"]) for row in csv_rows(tmp_path / "out.csv")]
     assert found == [("smith", "1880", "51020"), ("midwife", "1900", "07370")]
-
-
-def test_a_crosswalk_takes_no_column_of_the_coded_table_and_a_home_is_a_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    table(tmp_path / "walk.csv", [("07370", "Nurse", "3")], ("code", "description", "hisclass"))
-    with pytest.raises(ValueError, match="none that the coded table makes itself .description"):
-        Crosswalk(CrosswalkOptions("~/walk.csv"), BOOK)
-    assert CodeBookOptions("~/codes.csv").path == f"{tmp_path}/codes.csv"
 
 
 def test_a_column_of_a_script_is_coded_as_a_table_is(tmp_path):

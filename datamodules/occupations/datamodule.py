@@ -1,6 +1,7 @@
-"""Datamodule of the occupation coder: tables of job descriptions as planned batches.
+"""Datamodule of the occupation coder: tables of job descriptions as planned batches, coded tables.
 
-Shapes: B samples in the micro-batch, K codes of the record with the most codes.
+Shapes: B samples in the micro-batch, N rows, D distinct inputs, K the most codes of a record, C
+codes of the book.
 """
 
 import logging
@@ -12,17 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.core.batches import padded, padded_texts
 from datamodules.core.plan import check_range, rng_for, uniforms_for
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage, own_files_hint
-from datamodules.core.store import text_hash
+from datamodules.core.store import replacing, text_hash
 from datamodules.files.audit import Audit, AuditPart
-from datamodules.files.rows import BadRows, OnBadRows, hand_over_rejected
+from datamodules.files.rows import BadRows, OnBadRows, hand_over_rejected, kind_of
 from datamodules.files.splitting import PART_NAMES, TEST, TRAIN, VALIDATION, SplitOptions
-from datamodules.files.tables import SUFFIXES, Files, TableOptions, expand_files
+from datamodules.files.tables import (
+    EXCEL_SUFFIX,
+    PARQUET_SUFFIXES,
+    SUFFIXES,
+    Files,
+    Table,
+    TableOptions,
+    expand_files,
+    write_beside,
+)
 from datamodules.occupations.store import (
     UNKNOWN,
     CodeBookOptions,
@@ -37,7 +49,6 @@ from datamodules.occupations.store import (
     open_index,
     open_store,
 )
-from datamodules.occupations.written import Crosswalk, CrosswalkOptions, write_coded_table
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
@@ -51,6 +62,7 @@ from datamodules.tokenizers.codes import (
 
 log = logging.getLogger(__name__)
 NO_CODE = -100
+ROWS_AT_ONCE = 65_536  # of embeddings written
 TERMS = ("seq2seq", "flat")  # both losses are means over records
 # Which of a sample's random numbers decides which kind of noise; 3 to 6 are unused.
 DELETE, INSERT, SUBSTITUTE, LANGUAGE, NUM_DRAWS = 0, 1, 2, 7, 8
@@ -182,6 +194,182 @@ class DistinctInputs(PlannedDataset):
         return {**batch, "language_id": torch.from_numpy(language_ids)}
 
 
+@dataclass(frozen=True)
+class CrosswalkOptions:
+    """A table that maps codes to other systems, such as HISCLASS.
+
+    Args:
+        path: table with the column `code` and one column per system; the coded table gets columns
+            named after it, such as hisclass_1, hisclass_2 … for `hisclass`.
+        joined_by: text between several targets of one code; `None` makes these an error.
+    """
+
+    path: str
+    joined_by: str | None = None
+
+
+class Crosswalk:
+    """Codes of other systems for the codes of a code book.
+
+    Raises:
+        ValueError: the table has no code of the book, no second column, or a column name that the
+            coded table uses itself; or a code has several targets without `joined_by`.
+    """
+
+    def __init__(self, options: CrosswalkOptions, book: CodeBook) -> None:
+        table = Table(Path(options.path).expanduser())
+        table.check(["code"], "crosswalk")
+        names = [name for name in table.names if name != "code"]
+        if not names or {"description", "confidence", "set", "confidence_set"} & {*names}:
+            raise ValueError(
+                f"{options.path} has the columns {', '.join(table.names)}; it needs code and one "
+                "for each system, and none that the coded table makes itself (description, "
+                "confidence, set, confidence_set): rename or drop it."
+            )
+        target_lines: dict[str, dict[int, dict[str, int]]] = {name: {} for name in names}
+        unknown: dict[str, int] = {}
+        for line, row in table.rows():
+            code = row["code"].strip()
+            if code not in book:
+                unknown.setdefault(code, line)
+                continue
+            for name in names:
+                if target := row[name].strip():
+                    lines = target_lines[name].setdefault(book.index(code), {})
+                    lines.setdefault(target, line)
+                    if len(lines) > 1 and options.joined_by is None:
+                        (first, at), (second, here) = list(lines.items())[:2]
+                        raise ValueError(
+                            f'{options.path}: the code "{code}" leads to two {name}, "{first}" in '
+                            f'line {at} and "{second}" in line {here}; keep one, or write both '
+                            "with --data.crosswalk.joined_by=+."
+                        )
+        if not any(target_lines.values()):
+            raise ValueError(
+                f"{options.path} has no code of this model, such as {book.codes[0]}; are "
+                "leading zeros lost, or is it of another system?"
+            )
+        if unknown:
+            log.warning(
+                '%s: %d codes are not in the model\'s book, such as "%s" in line %d: left out.',
+                *(options.path, len(unknown), *next(iter(unknown.items()))),
+            )
+        # Name of a system -> [C + 1] texts by code id, "" for missing targets and id -1.
+        self.targets: dict[str, np.ndarray] = {}
+        for name, targets in target_lines.items():
+            if missing := [c for i, c in enumerate(book.codes) if i not in targets]:
+                log.warning(
+                    '%s: %d of %d codes lead to no %s, such as "%s": empty in the coded table.',
+                    *(options.path, len(missing), len(book), name, missing[0]),
+                )
+            joined = [(options.joined_by or "").join(targets.get(i, {})) for i in range(len(book))]
+            self.targets[name] = np.array([*joined, ""], object)
+
+
+def write_coded_table(
+    index: PredictIndex,
+    book: CodeBook,
+    results: dict[str, np.ndarray],
+    path: Path,
+    crosswalk: Crosswalk | None = None,
+) -> None:
+    """Write the coded table to a new file, atomically.
+
+    Args:
+        index: the inputs, and the input of each row.
+        book: code book of the model.
+        results: code_ids [D, K] int64 (negative = none), code_confidence [D, K] and
+            set_confidence [D] probabilities, needs_review [D] bool; if further sets are asked for,
+            next_ids [D, k, K] and next_confidence [D, k]; if a coverage is, plausible
+            [D, ceil(C / 8)] uint8, one bit per code, lowest first, for membership in the set of
+            plausible codes; embedding [D, W] float32, written to `embeddings_path`.
+        path: a table file of any kind.
+        crosswalk: maps to the codes of other systems.
+
+    Raises:
+        FileExistsError: the file exists, or that of the embeddings.
+        RuntimeError: a table has changed since the index was made.
+    """
+    is_typed = kind_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
+    num_codes = int((results["code_ids"] >= 0).sum(1).max(initial=1))  # the most in any answer
+    num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
+    # The last entry is empty, for index -1 (no code).
+    codes, descriptions = (np.array([*n, ""], object) for n in (book.codes, book.descriptions))
+
+    def values(column: np.ndarray, is_there: np.ndarray) -> pa.Array:
+        """Return a column; fractions get six decimals, as text in csv files."""
+        is_fraction = np.issubdtype(column.dtype, np.floating)
+        if is_fraction and is_typed:
+            column = np.round(column.astype(np.float64), 6)
+        elif is_fraction:
+            column = np.array([f"{x:.6f}" for x in column.tolist()], object)
+        return pa.array(column, mask=~is_there)
+
+    def added(rows: slice) -> dict[str, pa.Array]:
+        """Return the added columns of these rows."""
+        input_ids = index.arrays["input_of_row"][rows]
+        is_coded, ids = input_ids >= 0, np.maximum(input_ids, 0)
+        columns: dict[str, pa.Array] = {}
+        for k in range(num_codes):
+            code_ids = np.maximum(np.where(is_coded, results["code_ids"][ids, k], -1), -1)
+            columns[f"code_{k + 1}"] = pa.array(codes[code_ids], pa.string())
+            columns[f"description_{k + 1}"] = pa.array(descriptions[code_ids], pa.string())
+            confidence = results["code_confidence"][ids, k]
+            columns[f"confidence_{k + 1}"] = values(confidence, code_ids >= 0)
+            for name, targets in (crosswalk.targets if crosswalk else {}).items():
+                columns[f"{name}_{k + 1}"] = pa.array(targets[code_ids], pa.string())
+        columns["confidence_set"] = values(results["set_confidence"][ids], is_coded)
+        for k in range(num_next):
+            next_ids = np.maximum(results["next_ids"][ids, k], -1)
+            has_set = is_coded & (next_ids[:, 0] >= 0)
+            sets = ["+".join(filter(None, row)) for row in codes[next_ids].tolist()]
+            of_rows = np.where(has_set, np.array(sets, object), "")
+            columns[f"set_{k + 2}"] = pa.array(of_rows, pa.string())
+            columns[f"confidence_set_{k + 2}"] = values(results["next_confidence"][ids, k], has_set)
+        if "plausible" in results:
+            bits = np.unpackbits(results["plausible"][ids], axis=1, bitorder="little")
+            members = (bits[:, : len(book)] * is_coded[:, None]).astype(bool)
+            sets = ["|".join(codes[:-1][row]) for row in members]
+            columns["plausible_codes"] = pa.array(sets, pa.string())
+            columns["num_plausible"] = values(members.sum(1), is_coded)
+        # A row without text has no code, so a person must look at it.
+        needs_review = results["needs_review"][ids].astype(bool) | ~is_coded
+        columns["needs_review"] = values(needs_review, np.ones_like(is_coded))
+        columns["truncated"] = values(index.arrays["is_truncated"][ids], is_coded)
+        columns["language_known"] = values(index.arrays["language_ids"][ids] != 0, is_coded)
+        return columns
+
+    if "embedding" in results and embeddings_path(path).exists():
+        raise FileExistsError(f"{embeddings_path(path)} exists and is not overwritten; move it.")
+    texts = book.codes + book.descriptions
+    texts += [text for t in (crosswalk.targets if crosswalk else {}).values() for text in t]
+    write_beside(index.files, index.table, path, len(index.arrays["input_of_row"]), added, texts)
+    if "embedding" in results:
+        write_embeddings(index, results["embedding"], embeddings_path(path))
+
+
+def embeddings_path(path: Path) -> Path:
+    """Return the path of the embeddings that belong to a coded table."""
+    return path.with_name(f"{path.name}.embeddings.parquet")
+
+
+def write_embeddings(index: PredictIndex, vectors: np.ndarray, path: Path) -> None:
+    """Write vectors [D, W] float32 atomically to a parquet file with the column `embedding` and one
+    row per row of the tables, null for rows without text."""
+    width = vectors.shape[1]
+    kind = pa.list_(pa.float32(), width)
+    with (
+        replacing(path) as unfinished,
+        pq.ParquetWriter(unfinished, pa.schema({"embedding": kind})) as file,
+    ):
+        input_of_row = index.arrays["input_of_row"]
+        for start in range(0, len(input_of_row), ROWS_AT_ONCE):
+            ids = input_of_row[start : start + ROWS_AT_ONCE]
+            flat = pa.array(vectors[np.maximum(ids, 0)].astype(np.float32).ravel())
+            array = pa.FixedSizeListArray.from_arrays(flat, width, mask=pa.array(ids < 0))
+            file.write_table(pa.table({"embedding": array}))
+
+
 class OccupationDataModule(PlannedDataModule):
     """Reads tables of job descriptions and codes. Without any file it uses embedded demo data.
 
@@ -255,10 +443,10 @@ class OccupationDataModule(PlannedDataModule):
         """Tokenise the stage's tables into the cache; copy rejected.csv to the run folder."""
         stage = self._trainer_stage()
         is_coding, recipe = stage == "predict", self.trained_recipe(stage)
-        made = self._open_index(recipe) if is_coding else self._open_store(recipe)
-        for note in made.notes if isinstance(made, PredictIndex) else ():
+        arrays = self._open_index(recipe) if is_coding else self._open_store(recipe)
+        for note in arrays.notes if isinstance(arrays, PredictIndex) else ():
             log.warning("%s", note)
-        hand_over_rejected(made.folder, self.run_folder)
+        hand_over_rejected(arrays.folder, self.run_folder)
 
     def setup(self, stage: str) -> None:
         """Open the store and build the stage's datasets; ValueError for rows that break a rule."""
@@ -396,8 +584,8 @@ class OccupationDataModule(PlannedDataModule):
     def _open_store(self, recipe: dict[str, Any] | None) -> OccupationStore:
         request = self.store_request(is_trained=recipe is not None)
         if recipe is not None:
-            made = request.folder()  # training on the same files has most likely made it
-            digest = encoding_digest(OccupationStore(made).recipe) if made.exists() else None
+            folder = request.folder()  # training on the same files has most likely made it
+            digest = encoding_digest(OccupationStore(folder).recipe) if folder.exists() else None
             if digest != encoding_digest(recipe):
                 request.recipe = recipe
         return open_store(request, self.on_bad_rows)
@@ -411,3 +599,24 @@ class OccupationDataModule(PlannedDataModule):
 
     def _paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files")
+
+
+class NearestTexts:
+    """Search for similar rows in the training part of an OccupationDataModule, one row per distinct
+    text, by cosine similarity of character n-grams (TF-IDF)."""
+
+    def __init__(self, data: Any) -> None:
+        # Seconds of import that only the page needs.
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        self.rows = OccupationDataset(open_store(data.store_request(), data.on_bad_rows), TRAIN)
+        texts = self.rows.store.texts(self.rows.row_ids)
+        self.number_of = {decode(text): number for number, text in enumerate(texts)}  # last row
+        self.ngrams = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4))
+        self.known = self.ngrams.fit_transform(self.number_of)
+
+    def find(self, text: str, number: int) -> list[dict[str, str]]:
+        """Return `OccupationDataset.describe` of the `number` nearest rows, nearest first."""
+        likeness = (self.known @ self.ngrams.transform([text]).T).toarray()[:, 0]
+        numbers = list(self.number_of.values())
+        return [self.rows.describe(numbers[n], 0) for n in likeness.argsort()[::-1][:number]]

@@ -187,11 +187,11 @@ class DemoRecord(NamedTuple):
 
 def heads() -> list[TitleHead]:
     """Return all trades and all valid pairs of material and action."""
-    found = []
+    titles = []
     for digits, *words in map(str.split, TRADES.strip().splitlines()):
         pairs = zip(LANGUAGES, words, strict=True)
         forms: dict[str, Words] = {lang: (_with_stem(word, lang),) for lang, word in pairs}
-        found.append(TitleHead(digits + "0", words[0], forms))
+        titles.append(TitleHead(digits + "0", words[0], forms))
     materials = {row[0]: row[1:] for row in map(str.split, MATERIALS.strip().splitlines())}
     for digits, worked, *words in map(str.split, ACTIONS.strip().splitlines()):
         for material in worked:
@@ -203,8 +203,8 @@ def heads() -> list[TitleHead]:
                 apart = MATERIAL_FORMS[language].format(x=word, m=alone)
                 forms[language] = (compound, compound, (apart, compound[1]))
             name = f"{materials[material][0]} {words[0]}"
-            found.append(TitleHead(digits + material, name, forms))
-    return found
+            titles.append(TitleHead(digits + material, name, forms))
+    return titles
 
 
 def _with_stem(word: str, language: str) -> tuple[str, str]:

@@ -137,13 +137,13 @@ class Columns:
         if self.codes:
             table.check(self.codes, "columns.codes")
             return list(self.codes)
-        found = [name for name in (f"code_{i}" for i in range(1, 10)) if name in table.names]
-        if not found:
+        names = [name for name in (f"code_{i}" for i in range(1, 10)) if name in table.names]
+        if not names:
             raise ValueError(
                 f"{table.path} has no column code_1; it has: {', '.join(table.names)}. Name its "
                 "code columns with --data.columns.codes=A,B."
             )
-        return found
+        return names
 
     def named(self, table: Table, *options: str) -> list[str]:
         """Return the columns that these options name; ValueError if the table lacks one."""
@@ -222,9 +222,10 @@ class RowReader:
         """Yield the valid rows of a table with codes, in order; with their part if `is_divided` and
         `columns.split` is set."""
         table, columns = Table(path, self.table), self.columns
-        codes, split = columns.code_columns(table), columns.split if is_divided else None
-        wanted = columns.named(table, "text", "language", *(["split"] if split else ()), "source")
-        for line, row in table.rows(list(dict.fromkeys([*wanted, *codes])), self.bad_rows.add):
+        code_columns, split = columns.code_columns(table), columns.split if is_divided else None
+        names = columns.named(table, "text", "language", *(["split"] if split else ()), "source")
+        names = list(dict.fromkeys([*names, *code_columns]))
+        for line, row in table.rows(names, self.bad_rows.add):
             try:
                 raw = row[columns.text]
                 text = self._normalised(raw)
@@ -232,13 +233,13 @@ class RowReader:
                     rule = f'the column "{columns.text}" holds no text; fill it or drop the row.'
                     raise RowFault("text", raw, rule)
                 language = _sound(self._language(row[columns.language] if columns.language else ""))
-                found = self._codes_of([row[name] for name in codes])
+                codes = self._codes_of([row[name] for name in code_columns])
                 part = None if split is None else parse_part(row[split])
             except RowFault as fault:
                 self.bad_rows.add_fault(path, line, fault)
             else:
                 source = "" if columns.source is None else row[columns.source].strip()
-                yield Job(text, language, found, part, source)
+                yield Job(text, language, codes, part, source)
 
     def inputs(self, path: Path) -> Iterator[tuple[str | None, str]]:
         """Yield normalised text (`None` if empty) and language of every row to code. Empty texts
@@ -279,27 +280,27 @@ class RowReader:
 
     def _parse_language(self, name: str) -> str | RowFault:
         try:
-            found = language_code(name)
+            language = language_code(name)
         except ValueError as error:
             return RowFault("language", name, str(error))
-        return self.columns.default_language if found == UNKNOWN else found
+        return self.columns.default_language if language == UNKNOWN else language
 
     def _codes_of(self, cells: list[str]) -> tuple[str, ...]:
         if self.columns.code_separator is not None:
             cells = [part for cell in cells for part in cell.split(self.columns.code_separator)]
-        found = tuple(dict.fromkeys(code for cell in cells if (code := _sound(self._code(cell)))))
-        if not found:
+        codes = tuple(dict.fromkeys(code for cell in cells if (code := _sound(self._code(cell)))))
+        if not codes:
             rule = "the row has no code; give it one or drop the row."
             raise RowFault("no code", " ".join(cells).strip(), rule)
         most = self.system.max_codes or MOST_CODES
-        if len(found) > most:
+        if len(codes) > most:
             raise RowFault(
                 "too many codes",
-                ", ".join(found),
-                f"the row has {len(found)} codes, this code system allows {most}; raise max_codes "
+                ", ".join(codes),
+                f"the row has {len(codes)} codes, this code system allows {most}; raise max_codes "
                 "of data.code_system or drop a code.",
             )
-        return found
+        return codes
 
     def _parse_code(self, cell: str) -> str | RowFault | None:
         raw, kind = cell.strip(), "code"
@@ -407,10 +408,10 @@ class OccupationStore(ArrayFolder):
 
 def text_arrays(texts: Collection[str], max_length: int) -> dict[str, np.ndarray]:
     """Return the concatenated code points of texts cut to max_length, offsets, and cut flags."""
-    kept = [text[:max_length] for text in texts]
+    beginnings = [text[:max_length] for text in texts]
     return {
-        "code_points": np.frombuffer("".join(kept).encode("utf-32-le"), "<u4"),
-        "text_offsets": np.cumsum([0, *map(len, kept)], dtype=np.int64),
+        "code_points": np.frombuffer("".join(beginnings).encode("utf-32-le"), "<u4"),
+        "text_offsets": np.cumsum([0, *map(len, beginnings)], dtype=np.int64),
         "is_truncated": np.array([len(text) > max_length for text in texts], dtype=bool),
     }
 
@@ -474,8 +475,8 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     book = book or build_code_book(system, None, rows.code_ids)
     languages = [] if recipe is None else recipe["languages"]
     if recipe is None:
-        named = list(rows.language_ids)
-        used = {named[i] for i in np.unique(np.array(rows.language)[is_train])}
+        names = list(rows.language_ids)
+        used = {names[i] for i in np.unique(np.array(rows.language)[is_train])}
         used.add(columns.default_language)
         if options.descriptions_as_examples:
             used.add(DESCRIPTION_LANGUAGE)
@@ -512,7 +513,7 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     for name, values in arrays.items():
         content.update(f"{name} {values.dtype.str} {len(values)};".encode())
         content.update(np.ascontiguousarray(values).data)
-    made = recipe or {
+    recipe = recipe or {
         "version": RECIPE_VERSION,
         "normalisation": normalisation.to_dict(),
         "max_length": max_length,
@@ -520,7 +521,7 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
         "default_language": columns.default_language,
         "code_book": book.to_dict(),
     }
-    facts = {"recipe": made, "sources": list(rows.source_ids)}
+    facts = {"recipe": recipe, "sources": list(rows.source_ids)}
     write_arrays(folder, arrays, **facts, fingerprint=content.hexdigest()[:32])
 
 

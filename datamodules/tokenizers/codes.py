@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from datamodules.files.splitting import APOSTROPHES, STATUS_WORDS, fold_accents
 from datamodules.files.tables import Table, check_file
 
 CONTROL_SYMBOLS = ("<pad>", "<begin>", "<end>", "<empty>")
-PAD_ID, BEGIN_ID, END_ID, EMPTY_ID = range(len(CONTROL_SYMBOLS))
+END_ID = CONTROL_SYMBOLS.index("<end>")
 DIGITS = "0123456789"
 MOST_CODES = 5  # codes of one record; the loss tries all their orders
-NUM_ERRORS_SHOWN = 20
 LOST_ZEROS = (
     'code "{}" seems to have lost its leading zeros ("{}"); read and save code columns as text.'
 )
@@ -30,10 +29,6 @@ _AROUND = ".,;:()[]"
 _NO_APOSTROPHES = dict.fromkeys(map(ord, APOSTROPHES))
 _STATUS = frozenset(word for words in STATUS_WORDS.values() for word in words)
 _FOLDED_STATUS = frozenset(map(fold_accents, _STATUS))
-
-
-# Options in old checkpoints that are now fixed to these values.
-GONE = {"unicode_form": "NFKC", "strip": True, "collapse_whitespace": True, "lowercase": True}
 
 
 @dataclass(frozen=True)
@@ -65,9 +60,9 @@ class TextNormalisation:
         if self.drop_status_words:
             words, status = text.split(), _FOLDED_STATUS if self.fold_accents else _STATUS
             stems = [word.strip(_AROUND).lower().translate(_NO_APOSTROPHES) for word in words]
-            kept = [word for word, stem in zip(words, stems, strict=True) if stem not in status]
-            if len(kept) < len(words):
-                text = " ".join(kept).strip(" ,;:-") or text
+            rest = [word for word, stem in zip(words, stems, strict=True) if stem not in status]
+            if len(rest) < len(words):
+                text = " ".join(rest).strip(" ,;:-") or text
         return " ".join(text.split())
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,15 +72,9 @@ class TextNormalisation:
         return {"lowercase": True, **own}
 
     @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> "TextNormalisation":
-        """Return the normalisation of `to_dict`; ValueError for values that are not supported."""
-        for name, value in GONE.items():
-            if kept.get(name, value) != value:
-                raise ValueError(
-                    f"the checkpoint was trained with {name} {kept[name]}, and only {value} is "
-                    "supported; train again, or use an earlier Unisono."
-                )
-        return cls(kept["drop_status_words"], kept.get("fold_accents", False))
+    def from_dict(cls, options: Mapping[str, Any]) -> "TextNormalisation":
+        """Return the normalisation of `to_dict`."""
+        return cls(options["drop_status_words"], options.get("fold_accents", False))
 
 
 def encode(text: str, max_length: int) -> np.ndarray:
@@ -208,43 +197,6 @@ def named_code_system(system: str | CodeSystem) -> CodeSystem:
     return CodeSystem(**SYSTEMS[system])
 
 
-class Trie(NamedTuple):
-    """Prefix tree of the valid codes as blocks of L symbols; every leaf is at depth L.
-
-    next_node [nodes, V] int32: child for each symbol, -1 = not allowed; node 0 is the root.
-    leaf_code [nodes] int32: index of the code that ends at a leaf, -1 = inner node.
-    num_leaves [nodes] int32: number of codes at or below the node.
-    The empty block is not in the tree: a decoder allows it at the root.
-    """
-
-    next_node: np.ndarray
-    leaf_code: np.ndarray
-    num_leaves: np.ndarray
-
-    @classmethod
-    def of_table(cls, table: np.ndarray, num_symbols: int) -> "Trie":
-        """Return the trie of distinct rows [C, L] of symbol ids, C >= 1; nodes are numbered breadth
-        first, in symbol order."""
-        order = np.lexsort(table.T[::-1])
-        rows = table[order]
-        differs = np.ones(rows.shape, dtype=bool)
-        differs[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
-        first_node = np.concatenate([[1], 1 + np.cumsum(differs.sum(axis=0))])
-        num_nodes = int(first_node[-1])
-        next_node = np.full((num_nodes, num_symbols), -1, dtype=np.int32)
-        num_leaves = np.zeros(num_nodes, dtype=np.int32)
-        num_leaves[0] = len(rows)
-        parent = np.zeros(len(rows), dtype=np.int64)
-        for depth in range(rows.shape[1]):
-            node = first_node[depth] + np.cumsum(differs[:, depth]) - 1
-            next_node[parent, rows[:, depth]] = node
-            num_leaves += np.bincount(node, minlength=num_nodes).astype(np.int32)
-            parent = node
-        leaf_code = np.full(num_nodes, -1, dtype=np.int32)
-        leaf_code[parent] = order
-        return cls(next_node, leaf_code, num_leaves)
-
-
 class CodeBook:
     """The valid codes with their descriptions and symbol ids.
 
@@ -269,10 +221,10 @@ class CodeBook:
         self.max_codes = system.max_codes or 1
         spelled = [system.split(code) for code in self.codes]
         if symbols is None:
-            found = {symbol for row in spelled for symbol in row}
+            distinct = {symbol for row in spelled for symbol in row}
             # Numbers sort by value, before other symbols.
-            order = {s: (not s.isdecimal(), int(s) if s.isdecimal() else 0, s) for s in found}
-            symbols = [*CONTROL_SYMBOLS, *sorted(found, key=order.__getitem__)]
+            order = {s: (not s.isdecimal(), int(s) if s.isdecimal() else 0, s) for s in distinct}
+            symbols = [*CONTROL_SYMBOLS, *sorted(distinct, key=order.__getitem__)]
         self.symbols = list(symbols)
         self._symbol_id = {symbol: i for i, symbol in enumerate(self.symbols)}
         self._code_id = {code: i for i, code in enumerate(self.codes)}
@@ -293,9 +245,9 @@ class CodeBook:
         Raises:
             ValueError: the book lacks the code; the message lists the nearest codes.
         """
-        found = self._code_id.get(code)
-        if found is not None:
-            return found
+        code_id = self._code_id.get(code)
+        if code_id is not None:
+            return code_id
         fills = (code.zfill(n) for n in range(len(code) + 1, self.block_size + 1))
         zeros = next((fill for fill in fills if code.isdigit() and fill in self), None)
         if zeros is not None:
@@ -360,10 +312,8 @@ def build_code_book(
             except ValueError as error:
                 errors.append(f"{book_path}:{line}: {error}")
         if errors:
-            more = len(errors) - NUM_ERRORS_SHOWN
-            tail = [f"… and {more} more"] if more > 0 else []
-            head = "wrong lines in the code book; correct or remove them:"
-            raise ValueError("\n".join([head, *errors[:NUM_ERRORS_SHOWN], *tail]))
+            head = f"{len(errors)} wrong lines in the code book; correct or remove them:"
+            raise ValueError("\n".join([head, *errors]))
     else:
         descriptions = dict.fromkeys(sorted(set(codes_in_data)), "")
         if not descriptions:

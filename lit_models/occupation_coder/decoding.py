@@ -103,8 +103,8 @@ def flat_code_probability(logits: Tensor, code_ids: Tensor) -> Tensor:
     """Probability of each code [B, K], given that the set is not empty, so never below that of a
     set with this code; 0 for NONE."""
     chosen = F.logsigmoid(logits.double().gather(1, code_ids.clamp(min=0)))
-    found = (chosen - _nothing_and_something(logits)[1]).exp()
-    return (found * (code_ids >= 0)).to(logits.dtype)
+    probability = (chosen - _nothing_and_something(logits)[1]).exp()
+    return (probability * (code_ids >= 0)).to(logits.dtype)
 
 
 def _nothing_and_something(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,9 +239,9 @@ def answers(
     [B, k_best - 1]: chosen by the method's measure, sorted by confidence. Args: as in `decode`.
     """
     decoded = decode(network, memory, flat_logits, options, temperature)
-    found, flat_logits = decoded._asdict(), flat_logits / temperature["flat"]
+    fields, flat_logits = decoded._asdict(), flat_logits / temperature["flat"]
     if options.k_best == 1:
-        return found
+        return fields
     decoder, sharpness = network.decoder, temperature["seq2seq"]
     sets = likeliest_sets(decoder, memory, flat_logits, options, sharpness, options.k_best)
     answer = decoded.code_ids.sort(-1).values[:, None]
@@ -252,7 +252,7 @@ def answers(
     probability = probability + options.share * flat_set_log_probability(flat_logits, sets).exp()
     probability, place = probability.sort(dim=1, descending=True, stable=True)
     sets = sets.gather(1, place[..., None].expand_as(sets))
-    return {**found, "next_ids": sets, "next_confidence": probability}
+    return {**fields, "next_ids": sets, "next_confidence": probability}
 
 
 def decode_flat(logits: Tensor, max_codes: int) -> Decoded:
@@ -279,22 +279,22 @@ def beam_search(
     """
     trie, device = decoder.trie, memory.hidden.device
     shape = (len(memory.hidden), beam_size, trie.max_codes)
-    found_ids = torch.full(shape, NONE, device=device)
-    found_nats = in_float32(memory.hidden).new_zeros(shape)
-    found_scores = found_nats.new_full(shape[:2], -math.inf)
-    found_lost = found_scores[:, 0].clone()
+    final_ids = torch.full(shape, NONE, device=device)
+    final_nats = in_float32(memory.hidden).new_zeros(shape)
+    final_scores = final_nats.new_full(shape[:2], -math.inf)
+    final_lost = final_scores[:, 0].clone()
 
     rows = torch.arange(shape[0], device=device)  # unfinished records
-    code_ids, code_nats, scores = found_ids.clone(), found_nats.clone(), found_scores.clone()
+    code_ids, code_nats, scores = final_ids.clone(), final_nats.clone(), final_scores.clone()
     scores[:, 0] = 0.0  # all beams start from one empty prefix
-    lost = found_lost.clone()  # log-probability of the likeliest dropped prefix
+    lost = final_lost.clone()  # log-probability of the likeliest dropped prefix
     nodes = torch.zeros(shape[:2], dtype=torch.long, device=device)
     symbols, is_done = torch.full_like(nodes, BEGIN), torch.zeros_like(nodes, dtype=torch.bool)
     cache = decoder.start(memory)
 
     def keep(which: Tensor, scores: Tensor, lost: Tensor) -> None:
-        found_ids[rows[which]], found_nats[rows[which]] = code_ids[which], code_nats[which]
-        found_scores[rows[which]], found_lost[rows[which]] = scores[which], lost[which]
+        final_ids[rows[which]], final_nats[rows[which]] = code_ids[which], code_nats[which]
+        final_scores[rows[which]], final_lost[rows[which]] = scores[which], lost[which]
 
     for position in range(trie.max_codes * trie.block_size):
         block, depth = divmod(position, trie.block_size)
@@ -334,17 +334,17 @@ def beam_search(
         if bool(is_over.any()):
             unfinished = torch.maximum(lost, scores.masked_fill(is_done, -math.inf).amax(1))
             keep(is_over, scores.masked_fill(~is_done, -math.inf), unfinished)
-            going = (~is_over).nonzero().squeeze(1)
-            cache.keep_records(going, beam_size)
+            open_rows = (~is_over).nonzero().squeeze(1)
+            cache.keep_records(open_rows, beam_size)
             rows, code_ids, code_nats, scores = (
-                x[going] for x in (rows, code_ids, code_nats, scores)
+                x[open_rows] for x in (rows, code_ids, code_nats, scores)
             )
-            nodes, symbols, is_done, lost = (x[going] for x in (nodes, symbols, is_done, lost))
-            if len(going) == 0:
+            nodes, symbols, is_done, lost = (x[open_rows] for x in (nodes, symbols, is_done, lost))
+            if len(open_rows) == 0:
                 break
     # All blocks are written: beams that no empty block closed are complete, too.
     keep(torch.ones_like(rows, dtype=torch.bool), scores, lost)
-    return Beams(found_ids, found_nats, found_scores, found_lost)
+    return Beams(final_ids, final_nats, final_scores, final_lost)
 
 
 def likeliest_sets(
@@ -367,18 +367,18 @@ def likeliest_sets(
     rows, width = torch.arange(len(flat_logits), device=flat_logits.device), options.beam_size
     width = max(width, num_sets)
     most_beams = min(MOST_BEAMS, MOST_ORDERS // math.factorial(decoder.trie.max_codes))
-    found = torch.full((len(rows), num_sets, decoder.trie.max_codes), NONE, device=rows.device)
+    sets = torch.full((len(rows), num_sets, decoder.trie.max_codes), NONE, device=rows.device)
     while len(rows):
         uncertain = []
         for some in rows.split(max(1, HYPOTHESES_AT_ONCE // width)):
             records = (memory.select(some), flat_logits[some])
-            found[some], is_certain = _best_candidates(
+            sets[some], is_certain = _best_candidates(
                 decoder, *records, options, temperature, width, num_sets
             )
             uncertain.append(some[~is_certain])
         width *= WIDENING
         rows = torch.cat(uncertain) if width <= most_beams else rows[:0]
-    return found
+    return sets
 
 
 def _best_candidates(
@@ -469,9 +469,9 @@ def nats_by_temperature(
     targets = trie.targets(ordered)
     logits = network.decoder(targets, memory)
     legal = trie.legal_targets(ordered, targets.shape[1])
-    tried = TEMPERATURES.tolist()
-    seq2seq = [-_of_targets(logits, targets, legal, value).sum(1) for value in tried]
-    flat = [flat_nats(flat_logits / value, code_ids) for value in tried]
+    temperatures = TEMPERATURES.tolist()
+    seq2seq = [-_of_targets(logits, targets, legal, value).sum(1) for value in temperatures]
+    flat = [flat_nats(flat_logits / value, code_ids) for value in temperatures]
     return {"seq2seq": torch.stack(seq2seq, 1), "flat": torch.stack(flat, 1)}
 
 

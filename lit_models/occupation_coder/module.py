@@ -200,14 +200,17 @@ class LitOccupationCoder(ExactModule):
             self.sets.observe(marginals, batch)
 
     def on_validation_epoch_end(self) -> None:
-        found = {term: float(search.compute()) for term, search in self.temperature_search.items()}
+        temperature = {
+            term: float(search.compute()) for term, search in self.temperature_search.items()
+        }
         for search in self.temperature_search.values():
             search.reset()
         limits = None if self.sets is None else self.sets.limits()
         if self.trainer.sanity_checking:
             return
         if self.is_training_run:
-            self.recipe |= {"temperature": found, **({"set_limits": limits} if limits else {})}
+            self.recipe["temperature"] = temperature
+            self.recipe |= {"set_limits": limits} if limits else {}
         precision, bins = self.decoding.review_for_precision, self.val_metrics["calibration_error"]
         if precision is not None:
             with bins.sync_context(should_sync=self.trainer.world_size > 1):
@@ -236,14 +239,14 @@ class LitOccupationCoder(ExactModule):
 
     def predict_step(self, batch: OccupationBatch, batch_idx: int) -> dict[str, Tensor]:
         (memory, flat), options = self(batch), self.decoding
-        found = answers(self.network, memory, flat, options, self.temperature)
+        results = answers(self.network, memory, flat, options, self.temperature)
         if self.sets is not None:
             marginals = code_marginals(self.network, memory, flat, options)
-            found["plausible"] = packed(marginals >= self.sets.limit(self.recipe))
+            results["plausible"] = packed(marginals >= self.sets.limit(self.recipe))
         if options.embeddings:
-            found["embedding"] = memory.hidden[:, 0].float()
+            results["embedding"] = memory.hidden[:, 0].float()
         # not "<": a confidence of NaN needs review, too
-        return {**found, "needs_review": ~(found["set_confidence"] >= options.review_below)}
+        return {**results, "needs_review": ~(results["set_confidence"] >= options.review_below)}
 
     def configure_optimizers(self) -> Any:
         rates = layer_rates(self, self.network.encoder, self.hparams.layer_decay)
@@ -251,11 +254,11 @@ class LitOccupationCoder(ExactModule):
         return configured(self, self.optimizer(groups), self.lr_scheduler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        given, before = self.hparams.temperature, checkpoint.get("hyper_parameters", {})
-        if isinstance(before.get("loss"), dict):  # else the checkpoint does not hold the options
-            refuse_other_features(self.loss.linear, before["loss"].get("linear"))
+        temperature, stored = self.hparams.temperature, checkpoint.get("hyper_parameters", {})
+        if isinstance(stored.get("loss"), dict):  # else the checkpoint does not hold the options
+            refuse_other_features(self.loss.linear, stored["loss"].get("linear"))
         super().on_load_checkpoint(checkpoint)
-        if self.is_training_run and given != before.get("temperature"):
+        if self.is_training_run and temperature != stored.get("temperature"):
             self.recipe["temperature"] = self.first_temperature  # this run's options win
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
@@ -325,11 +328,11 @@ class LitOccupationCoder(ExactModule):
             batch = {name: value.to(self.device) for name, value in batch.items()}
             with evaluating(self), torch.inference_mode():
                 memory, flat = self(batch)
-                found = answers(self.network, memory, flat, decoding, self.temperature)
+                fields = answers(self.network, memory, flat, decoding, self.temperature)
                 if sets is not None:
-                    found["marginals"] = code_marginals(self.network, memory, flat, decoding)
-            for index, *values in zip(rows, *map(Tensor.tolist, found.values()), strict=True):
-                one = dict(zip(found, values, strict=True))
+                    fields["marginals"] = code_marginals(self.network, memory, flat, decoding)
+            for index, *values in zip(rows, *map(Tensor.tolist, fields.values()), strict=True):
+                one = dict(zip(fields, values, strict=True))
                 codes = named(one["code_ids"])
                 shares = one.get("marginals", [])
                 held = [code for code, share in enumerate(shares) if share >= limit]

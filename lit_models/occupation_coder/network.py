@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datamodules.tokenizers.codes import Trie
 from lit_models.blocks import DecoderCache, DecoderLayer
 from lit_models.occupation_coder.encoders import Encoder
 from lit_models.occupation_coder.linear import LinearHead, LinearOptions
@@ -41,8 +40,7 @@ class CodeTrie(nn.Module):
 
     def __init__(self, table: Any, vocab_size: int, max_codes: int) -> None:
         super().__init__()
-        trie = Trie.of_table(np.array(table), vocab_size)
-        for name, values in {"table": table, **trie._asdict()}.items():
+        for name, values in {"table": table, **trie_arrays(np.array(table), vocab_size)}.items():
             self.register_buffer(name, torch.as_tensor(values).long().clone(), persistent=False)
         nodes = [torch.zeros(len(self.table), dtype=torch.long)]  # from the root to each code
         for symbol in self.table.unbind(1):
@@ -102,6 +100,29 @@ class CodeTrie(nn.Module):
         before = torch.arange(num_codes, device=code_ids.device)[None, :] < block[:, None]
         used = code_ids[:, None, :].masked_fill(~before[None], NONE)  # [B, T, U]
         return self.legal(node, used, depth, block)
+
+
+def trie_arrays(table: np.ndarray, num_symbols: int) -> dict[str, np.ndarray]:
+    """Return the arrays of `CodeTrie` for distinct rows [C, L] of symbol ids, C >= 1; nodes are
+    numbered breadth first, in symbol order. The empty block is not in the tree."""
+    order = np.lexsort(table.T[::-1])
+    rows = table[order]
+    differs = np.ones(rows.shape, dtype=bool)
+    differs[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
+    first_node = np.concatenate([[1], 1 + np.cumsum(differs.sum(axis=0))])
+    num_nodes = int(first_node[-1])
+    next_node = np.full((num_nodes, num_symbols), -1, dtype=np.int32)
+    num_leaves = np.zeros(num_nodes, dtype=np.int32)
+    num_leaves[0] = len(rows)
+    parent = np.zeros(len(rows), dtype=np.int64)
+    for depth in range(rows.shape[1]):
+        node = first_node[depth] + np.cumsum(differs[:, depth]) - 1
+        next_node[parent, rows[:, depth]] = node
+        num_leaves += np.bincount(node, minlength=num_nodes).astype(np.int32)
+        parent = node
+    leaf_code = np.full(num_nodes, -1, dtype=np.int32)
+    leaf_code[parent] = order
+    return {"next_node": next_node, "leaf_code": leaf_code, "num_leaves": num_leaves}
 
 
 class Memory(NamedTuple):

@@ -430,7 +430,7 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
 async def show_nearest(shelf: Shelf, model: Model, text: str) -> None:
     """Show the training rows whose letters are nearest to those of a text."""
     data = await shelf.data(model)
-    from lit_models.occupation_coder.answers.nearest import NearestTexts  # loads torch
+    from datamodules.occupations.datamodule import NearestTexts  # loads torch
 
     known = await shelf.compute(shelf.once, (model.run, NearestTexts), None, NearestTexts, data)
     near = await shelf.compute(known.find, text, NUM_NEAREST)

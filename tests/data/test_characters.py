@@ -21,16 +21,6 @@ def test_text_is_lower_case_plain_and_single_spaced():
     assert normalise.to_dict() == {"lowercase": True, "drop_status_words": False}
 
 
-def test_an_earlier_checkpoint_is_read_where_its_texts_are_those_of_today():
-    kept = {"unicode_form": "NFKC", "lowercase": True, "strip": True, "drop_status_words": True}
-    normalise = TextNormalisation.from_dict({**kept, "collapse_whitespace": True})
-    assert normalise == TextNormalisation.from_dict(normalise.to_dict())
-    assert normalise("  ﬁ  A ") == "fi a"
-    for name in ("strip", "lowercase"):
-        with pytest.raises(ValueError, match=f"with {name} False, and only True is supported"):
-            TextNormalisation.from_dict({**kept, name: False})
-
-
 @settings(max_examples=200, deadline=None)
 @given(TEXTS, st.booleans())
 def test_normalising_twice_changes_nothing_more(text, folds):

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from datamodules.tokenizers import codes as coding
@@ -104,26 +104,6 @@ def test_a_book_comes_back_from_json_with_the_same_ids(codes):
     assert copy.max_codes == book.max_codes
 
 
-# --- the trie ---
-
-
-@example(["1", "12"])  # one code is a prefix of the other
-@given(st.lists(levels, min_size=1, max_size=30, unique=True))
-def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(codes):
-    book = book_of(codes)
-    trie = coding.Trie.of_table(book.table, len(book.symbols))
-    for code_id, row in enumerate(book.table):
-        node = 0
-        for symbol in row:
-            node = trie.next_node[node, symbol]
-            assert node > 0
-        assert trie.leaf_code[node] == code_id
-    inner = trie.leaf_code == -1
-    below = np.where(trie.next_node >= 0, trie.num_leaves[trie.next_node], 0).sum(axis=1)
-    assert np.array_equal(trie.num_leaves[inner], below[inner])
-    assert (trie.next_node >= 0).sum() == len(trie.next_node) - 1
-
-
 # --- building ---
 
 
@@ -162,12 +142,6 @@ def test_without_a_book_the_codes_in_the_data_are_the_book():
 def test_a_wrong_book_file_is_refused_with_its_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         coding.build_code_book(HISCO, text_file(tmp_path / "book.csv", text), [])
-
-
-def test_only_the_first_twenty_wrong_lines_are_named(tmp_path):
-    path = text_file(tmp_path / "book.csv", "code,description\n" + "x,a\n" * 30)
-    with pytest.raises(ValueError, match=r"… and 10 more$"):
-        coding.build_code_book(HISCO, path, [])
 
 
 def test_a_missing_book_is_refused_and_one_in_another_encoding_is_read(tmp_path):

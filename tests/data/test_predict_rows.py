@@ -14,10 +14,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import free_names
-from datamodules.occupations.datamodule import DistinctInputs
+from datamodules.occupations.datamodule import (
+    Crosswalk,
+    CrosswalkOptions,
+    DistinctInputs,
+    write_coded_table,
+)
 from datamodules.occupations.store import PredictIndex, open_index
-from datamodules.occupations.written import write_coded_table
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextNormalisation, decode
+from tests.occupation_tables import table as job_table
 from tests.text_corpora import text_file
 
 SYSTEM = CodeSystem(5, "0123456789", max_codes=2)
@@ -166,6 +171,51 @@ def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
     assert ",".join(list(table)[1:9]) == f"code_1,description_1,confidence_1,{of_sets}"
     assert table["set_2"] == ["10000+20000", "", "20000"]
     assert table["confidence_set_3"] == ["0.125000", "", ""]
+
+
+def test_a_crosswalk_adds_codes_of_other_systems(tmp_path, caplog):
+    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    rows = [("10000", "7", "M"), ("10000", "7", "M"), ("20000", "4", ""), ("00000", "1", "x")]
+    walk = job_table(tmp_path / "walk.csv", rows, "code,hisclass,sex")
+    write_coded_table(
+        index,
+        BOOK,
+        results_of(index),
+        tmp_path / "out.csv",
+        Crosswalk(CrosswalkOptions(walk), BOOK),
+    )
+    table = columns_of(tmp_path / "out.csv")
+    assert table["hisclass_1"] == ["7", "7", "4", "7", "4", "4"]
+    assert table["hisclass_2"] == ["4", "4", "", "", "7", "7"]
+    assert table["sex_1"] == ["M", "M", "", "M", "", ""]
+    assert '1 codes are not in the model\'s book, such as "00000" in line 5: left' in caplog.text
+    assert '1 of 2 codes lead to no sex, such as "20000": empty' in caplog.text
+
+
+WRONG_CROSSWALKS = {
+    "code,hisclass\n20000,7\n20000,8\n": 'two hisclass, "7" in line 2 and "8" in line 3; keep one',
+    "code,hisclass\n123,7\n": "has no code of this model, such as 10000",
+    "code\n20000\n": "has the columns code; it needs code and one for each",
+    "code,description\n20000,Tailor\n": r"none that the coded table makes itself \(description",
+}
+
+
+@pytest.mark.parametrize("content", WRONG_CROSSWALKS)
+def test_a_crosswalk_that_leads_nowhere_is_refused_before_any_work(tmp_path, monkeypatch, content):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text_file(tmp_path / "walk.csv", content)
+    text_file(tmp_path / "t.csv", TABLE)
+    options = {"columns": COLUMNS, "crosswalk": CrosswalkOptions("~/walk.csv")}
+    data = OccupationDataModule(predict_files=str(tmp_path / "t.csv"), **options)
+    data.recipe = RECIPE
+    with pytest.raises(ValueError, match=WRONG_CROSSWALKS[content]):
+        data.setup("predict")
+
+
+def test_two_targets_of_one_code_are_joined_where_the_options_say_so(tmp_path):
+    text_file(tmp_path / "walk.csv", "code,hisclass\n20000,7\n20000,8\n")
+    options = CrosswalkOptions(str(tmp_path / "walk.csv"), joined_by="+")
+    assert Crosswalk(options, BOOK).targets["hisclass"].tolist() == ["", "7+8", ""]
 
 
 def test_nothing_is_overwritten(tmp_path):

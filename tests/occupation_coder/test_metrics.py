@@ -237,11 +237,6 @@ def test_more_strings_than_allowed_are_thinned_out_evenly(store, capsys, monkeyp
         assert said in capsys.readouterr().out
 
 
-def test_other_data_are_refused():
-    with pytest.raises(ValueError, match="through an OccupationDataModule"):
-        coder_metrics.LinearBaseline().on_test_end(trainer_on(None), None)
-
-
 def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(done, own_folder):
     codes = {"baker": 1, "smith": 2, "weaver": 3, "miller": 4}
     places = ("", "old", "master", "young", "the king's")

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lit_models.blocks import layer_depths
 from lit_models.occupation_coder import encoders
 from lit_models.occupation_coder.network import EMPTY, END, NONE, CodeTrie
 from tests.causal_lm.folders import saved_canine
@@ -52,6 +53,26 @@ def test_ngrams_are_those_that_lie_inside_the_text():
 
 def book(max_codes: int = 2) -> CodeTrie:
     return trie_of(max_codes, [[A, A], [A, B], [B, END]])
+
+
+rows_of_symbols = st.lists(
+    st.tuples(*[st.integers(4, 9)] * 3), min_size=1, max_size=30, unique=True
+)
+
+
+@given(rows_of_symbols)
+def test_every_row_walks_to_its_own_leaf_and_leaves_add_up(rows):
+    trie = CodeTrie(rows, 10, 1)
+    for code_id, row in enumerate(rows):
+        node = 0
+        for symbol in row:
+            node = trie.next_node[node, symbol]
+            assert node > 0
+        assert trie.leaf_code[node] == code_id
+    inner, children = trie.leaf_code == -1, trie.next_node
+    below = torch.where(children >= 0, trie.num_leaves[children], 0).sum(1)
+    assert torch.equal(trie.num_leaves[inner], below[inner])
+    assert (children >= 0).sum() == len(children) - 1
 
 
 def symbols(legal: torch.Tensor) -> list[int]:
@@ -110,14 +131,3 @@ def test_freezing_the_lowest_layers_takes_the_embeddings_along():
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
     with pytest.raises(ValueError, match="freeze must be none, encoder, or 0 to 3 layers"):
         encoders.freeze_encoder(encoder, 4)
-
-
-def test_depths_grow_towards_the_text():
-    encoder = encoders.CharacterEncoder(2, width=8, num_layers=2, num_heads=2, num_buckets=16)
-    root = torch.nn.ModuleDict({"encoder": encoder, "head": torch.nn.Linear(8, 2)})
-    depths = layer_depths(root, encoder)
-    assert depths["encoder.layers.1.expand.weight"] == 1
-    assert depths["encoder.layers.0.expand.weight"] == 2
-    assert depths["encoder.characters.weight"] == 3
-    assert depths["encoder.norm.weight"] == 1
-    assert not any(name.startswith("head") for name in depths)

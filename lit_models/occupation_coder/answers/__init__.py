@@ -1,1 +1,1 @@
-"""Test scores with confidence intervals; similar training texts."""
+"""Test scores with confidence intervals."""

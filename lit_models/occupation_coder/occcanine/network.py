@@ -188,10 +188,10 @@ def renumbered(
         chosen = [place.get(value, missing) for value in own[what]]
         for name in names:
             value, fill = weights[name], NEW_LOGIT if name.endswith("bias") else 0.0
-            found[name] = torch.cat([value, torch.full_like(value[:1], fill)])[chosen]
+            own_weights[name] = torch.cat([value, torch.full_like(value[:1], fill)])[chosen]
 
-    found = dict(weights)
+    own_weights = dict(weights)
     decoder = ("symbols.weight", "output.weight", "output.bias")
     rows("codes", tuple(f"{FLAT}.codes.{part}" for part in ("weight", "bias")), -1)
     rows("symbols", tuple(f"network.decoder.{name}" for name in decoder), PAD)
-    return found
+    return own_weights

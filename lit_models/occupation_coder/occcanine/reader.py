@@ -129,9 +129,9 @@ def _json(path: Path) -> dict[str, Any]:
 def _weights(path: Path) -> Any:
     """Return the content of a local file, or the tensors of a folder by name."""
     files = [path] if path.is_file() else [path / name for name in WEIGHTS]
-    if not (found := [file for file in files if file.is_file()]):
+    if not (existing := [file for file in files if file.is_file()]):
         raise FileNotFoundError(f"{path} lacks {' and '.join(WEIGHTS)}; copy the whole folder.")
-    path = found[0]
+    path = existing[0]
     if path.suffix == ".bin":
         if fault := damage(path):
             raise ValueError(f"{path} is damaged: {fault}. Copy it again.")
@@ -176,21 +176,21 @@ def _codes(path: Path, key: Mapping[str, int], num_rows: int) -> tuple[list[str]
 
     If the head has one row more than there are codes, row 0 is the empty code's.
     """
-    named = sorted((row, code) for code, row in key.items() if code.strip())
-    rows = torch.tensor([row for row, _ in named])
-    if num_rows and len(named) and num_rows == len(named) + 1 and int(rows[-1]) == num_rows - 2:
+    pairs = sorted((row, code) for code, row in key.items() if code.strip())
+    rows = torch.tensor([row for row, _ in pairs])
+    if num_rows and len(pairs) and num_rows == len(pairs) + 1 and int(rows[-1]) == num_rows - 2:
         rows = rows + 1
     if (
-        not named
-        or len(set(rows.tolist())) < len(named)
+        not pairs
+        or len(set(rows.tolist())) < len(pairs)
         or (num_rows and int(rows[-1]) >= num_rows)
     ):
         raise ValueError(
-            f"{path}: the key has {len(named)} codes with rows up to "
-            f"{int(rows.max()) if len(named) else 'none'}, and the flat head has {num_rows} rows; "
+            f"{path}: the key has {len(pairs)} codes with rows up to "
+            f"{int(rows.max()) if len(pairs) else 'none'}, and the flat head has {num_rows} rows; "
             "give the key that the model was trained with."
         )
-    return [code for _, code in named], rows
+    return [code for _, code in pairs], rows
 
 
 def _book(
@@ -206,7 +206,7 @@ def _book(
     if (folder / "chars.json").is_file() and chars is None:
         chars = json.loads((folder / "chars.json").read_text(encoding="utf-8"))
     is_hisco = chars is None and all(re.fullmatch(r"-[123]|\d{4,5}", code) for code in codes)
-    named = [descriptions.get(code, "") for code in codes]
+    texts = [descriptions.get(code, "") for code in codes]
     if is_hisco:
         codes = [code if code.startswith("-") else code.zfill(5) for code in codes]
         symbols = [str(value) for value in range(-3, 10)]
@@ -229,7 +229,7 @@ def _book(
             "the chars.json that the model was trained with."
         )
     symbols += [f"<{i}>" for i in range(len(symbols), vocab_size)]
-    return CodeBook(system, codes, named, symbols)
+    return CodeBook(system, codes, texts, symbols)
 
 
 def _decoder(
@@ -241,8 +241,8 @@ def _decoder(
         zeros = torch.zeros(num_symbols, width)
         return {symbols: zeros, f"{output}weight": zeros.clone(), f"{output}bias": zeros[:, 0]}, 0
     order = [*FIRST_SYMBOLS, *range(len(FIRST_SYMBOLS), num_symbols)]
-    found = {symbols: state["decoder.token_emb.embedding.weight"][order]}
-    found |= {
+    weights = {symbols: state["decoder.token_emb.embedding.weight"][order]}
+    weights |= {
         f"{output}{part}": state[f"decoder.head.{part}"][order] for part in ("weight", "bias")
     }
     layers = 0
@@ -250,13 +250,13 @@ def _decoder(
         theirs, ours = f"decoder.decoder.layers.{layers}.", f"{LAYER}{layers}."
         for part in ("weight", "bias"):
             read = state[f"{theirs}multihead_attn.in_proj_{part}"]
-            found[f"{ours}self_qkv.{part}"] = state[f"{theirs}self_attn.in_proj_{part}"]
-            found[f"{ours}cross_query.{part}"] = read[:width]
-            found[f"{ours}cross_kv.{part}"] = read[width:]
+            weights[f"{ours}self_qkv.{part}"] = state[f"{theirs}self_attn.in_proj_{part}"]
+            weights[f"{ours}cross_query.{part}"] = read[:width]
+            weights[f"{ours}cross_kv.{part}"] = read[width:]
             for our_name, their_name in NAMES.items():
-                found[f"{ours}{our_name}.{part}"] = state[f"{theirs}{their_name}.{part}"]
+                weights[f"{ours}{our_name}.{part}"] = state[f"{theirs}{their_name}.{part}"]
         layers += 1
-    return found, layers
+    return weights, layers
 
 
 NAMES = {  # of a decoder layer: our name -> OccCANINE's name

@@ -9,7 +9,7 @@ import torch
 
 from datamodules import Columns, OccupationDataModule
 from datamodules.core.batches import padded_texts
-from datamodules.occupations.written import CrosswalkOptions
+from datamodules.occupations.datamodule import CrosswalkOptions
 from datamodules.tokenizers.codes import encode
 from lit_models.occupation_coder.decoding import (
     DecodingOptions,
@@ -179,24 +179,6 @@ def test_a_coded_table_has_sets_other_systems_and_vectors_beside_it(tables, capl
         assert row["sex_1"] == {"83110": "M"}.get(row["code_1"], "")
     assert '1 codes are not in the model\'s book, such as "00000" in line 5: left' in caplog.text
     assert "codes lead to no sex, such as" in caplog.text
-
-
-WALKS = {
-    "several targets": ([("41025", "7"), ("41025", "8")], 'two hisclass, "7" in line 2 and "8" in'),
-    "other codes": ([("123", "7")], "has no code of this model, such as 39310"),
-    "no target": ([("83110",)], "has the columns code; it needs code and one for each"),
-}
-
-
-@pytest.mark.parametrize("name", WALKS)
-def test_a_crosswalk_that_leads_nowhere_is_refused_before_any_work(tables, name):
-    rows, message = WALKS[name]
-    path = table(tables / "walk.csv", rows, ("code", "hisclass")[: len(rows[0])])
-    with pytest.raises(ValueError, match=message):
-        predict(coder_of(tables), tables, "out.csv", CrosswalkOptions(path))
-    if name == "several targets":
-        predict(coder_of(tables), tables, "out.csv", CrosswalkOptions(path, joined_by="+"))
-        assert ",7+8," in (tables / "out.csv").read_text("utf-8")
 
 
 @pytest.mark.slow
