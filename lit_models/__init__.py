@@ -10,7 +10,7 @@ _HOME = {
     "LitSeq2Seq": "lit_models.seq2seq.module",
     "LitRetriever": "lit_models.seo.retriever",
     "LitCausalLM": "lit_models.causal_lm.module",
-    "LitPreference": "lit_models.causal_lm.preference.module",
+    "LitPreference": "lit_models.causal_lm.preference",
     "LitConsistencyLens": "lit_models.consistency_lens.module",
     "LitOccupationCoder": "lit_models.occupation_coder.module",
     "LitSparseRetriever": "lit_models.seo.sparse",

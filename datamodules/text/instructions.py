@@ -252,8 +252,6 @@ class InstructionRequest(CorpusRequest):
 
         tokenizer = self.given or make_tokenizer(self.tokenizer, training_texts())
         marker, content = self.marker(tokenizer), hashlib.sha256()
-        byte_lengths = tokenizer.byte_lengths()
-        num_bytes = [0] * len(PART_NAMES)
         with part_files(folder, tokenizer.vocab_size) as files:
             rows = self._marked(marker, len(parts), bad_rows)
             while batch := list(islice(rows, ROWS_PER_BATCH)):
@@ -261,8 +259,6 @@ class InstructionRequest(CorpusRequest):
                 for (index, file, text), (ids, is_trained) in zip(batch, tokens, strict=True):
                     row = text.row
                     part, arrays = parts[index], files[parts[index]]
-                    if byte_lengths is not None:
-                        num_bytes[part] += int(byte_lengths[ids].sum())
                     extra = row.extra.encode() if part != TRAIN else b""
                     arrays["texts"].add(np.frombuffer(extra, np.uint8))
                     places = {"starts": arrays["tokens"].length, "num_positions": len(ids) - 1}
@@ -280,11 +276,7 @@ class InstructionRequest(CorpusRequest):
                 "the files hold no rows; write prompts and completions, or chats, into them."
             )
         bad_rows.settle(folder)
-        return tokenizer, {
-            "fingerprint": content.hexdigest()[:32],
-            "files": self._names(),
-            "num_bytes": num_bytes if byte_lengths is not None else [None] * len(PART_NAMES),
-        }
+        return tokenizer, {"fingerprint": content.hexdigest()[:32], "files": self._names()}
 
     def _marked(
         self, marker: Marker, number: int, bad_rows: BadRows

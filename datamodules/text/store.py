@@ -239,7 +239,7 @@ class TokenRequest(CorpusRequest):
         tokenizer = self.given or make_tokenizer(
             self.tokenizer, (s.text for s in self._stretches(parts) if s.part == TRAIN)
         )
-        sizes = _write_tokens(self._stretches(parts), tokenizer, folder)
+        _write_tokens(self._stretches(parts), tokenizer, folder)
         content = hashlib.sha256()
         streams = [TokenStream.opened(folder, part) for part in range(len(PART_NAMES))]
         for stream in streams:
@@ -253,7 +253,7 @@ class TokenRequest(CorpusRequest):
             line += f"; {len(empty):,} documents without a text are left out, the first at "
             line += empty[0]
         log.info(line + ".")
-        return tokenizer, {"fingerprint": content.hexdigest()[:32], "num_bytes": sizes}
+        return tokenizer, {"fingerprint": content.hexdigest()[:32]}
 
     def _stretches(self, parts: np.ndarray) -> Iterator[_Stretch]:
         """Yield each part's text of the documents, in stretches cut at line ends if possible;
@@ -275,13 +275,10 @@ class TokenRequest(CorpusRequest):
                     start = end
 
 
-def _write_tokens(
-    stretches: Iterator[_Stretch], tokenizer: TextTokenizer, folder: Path
-) -> list[int]:
-    """Write the stream of each part; return the UTF-8 bytes of each part's text."""
+def _write_tokens(stretches: Iterator[_Stretch], tokenizer: TextTokenizer, folder: Path) -> None:
+    """Write the stream of each part."""
     begin_id, end_id = tokenizer.begin_id, tokenizer.end_id
-    num_bytes, starts = [0] * len(PART_NAMES), [0] * len(PART_NAMES)
-    has_ended = [False] * len(PART_NAMES)
+    starts, has_ended = [0] * len(PART_NAMES), [False] * len(PART_NAMES)
 
     def add(batch: list[_Stretch]) -> None:
         texts, places = [stretch.text for stretch in batch], [stretch.place for stretch in batch]
@@ -305,7 +302,6 @@ def _write_tokens(
             if stretch.is_last:
                 arrays["num_positions"].add(np.array([max(stream.length - 1 - starts[part], 0)]))
             has_ended[part] = stretch.ends
-            num_bytes[part] += len(stretch.text.encode())
 
     names = ("tokens", "starts", "num_positions", "hashes")
     with part_files(folder, tokenizer.vocab_size, names) as files:
@@ -317,7 +313,6 @@ def _write_tokens(
             batch.append(stretch)
             size += len(stretch.text)
         add(batch)
-    return num_bytes
 
 
 class CorpusDataModule(PlannedDataModule):

@@ -221,13 +221,9 @@ class LanguageModelDataModule(CorpusDataModule):
         part = AuditPart(PART_NAMES[number], stream.num_positions + 1, stream.hashes)
         part.questions = stream.questions
         if num_rows:
-            num_tokens = int(part.lengths.sum())
-            # UTF-8 bytes that the tokens stand for; `None` where tokens have no bytes.
-            num_bytes = self.store.facts["num_bytes"][number]
             part.columns |= {
-                "tokens": num_tokens,
+                "tokens": int(part.lengths.sum()),
                 "trained on": int(dataset.target_counts[TERM].sum()),
-                "bytes/token": "–" if num_bytes is None else f"{num_bytes / num_tokens:.2f}",
                 "rows": num_rows,
             }
         if num_rows and dataset.is_padded and self.layout != "documents":

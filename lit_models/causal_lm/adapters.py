@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datamodules.core.plan import check_range
+
 A, B = "lora_A", "lora_B"
 
 
@@ -39,13 +41,8 @@ class LoraOptions:
     def __post_init__(self) -> None:
         if not self.targets:
             raise ValueError("lora.targets names no layer; give some, such as [q_proj, v_proj].")
-        if self.rank < 1 or self.alpha <= 0:
-            raise ValueError(
-                f"lora.rank must be at least 1 and lora.alpha above 0, got {self.rank} and "
-                f"{self.alpha}; usual are 8 to 64 and 2 x rank."
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora.dropout must be 0 to below 1, got {self.dropout}.")
+        check_range("lora", 1, rank=self.rank)
+        check_range("lora", 1e-6, alpha=self.alpha)
 
 
 class LoraLinear(nn.Module):

@@ -81,7 +81,12 @@ def model_layout(
     if isinstance(network, Decoder):
         config, stored = hugging_face_files(network.config, merged)
     else:
-        config, stored = transformers_files(network, merged)
+        twins = _twins(network)  # tied weights are stored once
+        stored = {n.removeprefix(MODEL): t for n, t in merged.items() if n not in twins}
+        dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
+        config = {name: value for name, value in network.content.items() if name != "dtype"}
+        config["architectures"] = [type(network.model).__name__]
+        config["torch_dtype"] = str(dtype).removeprefix("torch.")  # all versions read this name
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
     if is_causal:
         ends, padding = config.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
@@ -137,24 +142,6 @@ def described_network(recipe: Mapping[str, Any], network_of: NetworkOf) -> Any:
         if recipe.get("lora"):  # older checkpoints lack the key
             add_lora(network, recipe["lora"])
     return network
-
-
-def transformers_files(
-    network: Any, weights: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the content of config.json and model.safetensors; tied weights are stored once.
-
-    Args:
-        network: its `model` is of transformers; its `content` is that of the model's config.json.
-        weights: of the network, adapters merged.
-    """
-    twins = _twins(network)
-    stored = {n.removeprefix(MODEL): t for n, t in weights.items() if n not in twins}
-    dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
-    config = {name: value for name, value in network.content.items() if name != "dtype"}
-    config["architectures"] = [type(network.model).__name__]
-    config["torch_dtype"] = str(dtype).removeprefix("torch.")  # all versions read this name
-    return config, stored
 
 
 def hugging_face_files(
@@ -265,7 +252,7 @@ def adapter_layout(
         task: PEFT's task type.
 
     Raises:
-        ValueError: there is no adapter, or PEFT cannot apply it.
+        ValueError: there is no adapter, or the network is one from scratch.
     """
     lora = recipe.get("lora")
     if not lora:
@@ -273,18 +260,12 @@ def adapter_layout(
             "the checkpoint was trained without LoRA and has no adapter; leave --adapter out to "
             "export the whole model."
         )
+    if recipe["network"]["kind"] == "own":
+        raise ValueError(
+            "PEFT applies adapters to models of transformers, and this network is one from "
+            "scratch; leave --adapter out to export the whole model."
+        )
     names = {name: name.removeprefix(MODEL) for name in lora["layers"]}  # own -> transformers'
-    is_transposed = any(getattr(module, "is_transposed", False) for module in network.modules())
-    if isinstance(network, Decoder):
-        kind = layout_of(network.config)
-        is_transposed = kind == "gpt2"  # its Conv1D
-        names = {name: stored_name(kind, name) for name in names}
-        if kind == "gpt2" and any(name.endswith(FUSED) for name in lora["layers"]):
-            raise ValueError(
-                "queries, keys and values are one layer in transformers' GPT-2 and three here, so "
-                "PEFT has no place for these adapters; leave --adapter out to export the whole "
-                "model, and train adapters on it with model.pretrained."
-            )
     config = {
         "peft_type": "LORA",
         "task_type": task,
@@ -293,7 +274,7 @@ def adapter_layout(
         "lora_alpha": lora["alpha"],
         "lora_dropout": lora["dropout"],
         "target_modules": sorted(names.values()),
-        "fan_in_fan_out": is_transposed,
+        "fan_in_fan_out": any(getattr(m, "is_transposed", False) for m in network.modules()),
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,

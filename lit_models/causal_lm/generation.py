@@ -6,14 +6,14 @@ vocabulary, R rows, T positions, C choices.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from datamodules.core.batches import IGNORED, ChoiceBatch
-from datamodules.core.plan import rng_for
+from datamodules.core.plan import check_range, rng_for
 from datamodules.text.prompts import FINISH_REASONS, NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.loss import most_probable, nats_at
@@ -50,22 +50,12 @@ class DrawOptions:
     top_k: int | None = None
     top_p: float = 1.0
     seed: int = 0
+    group: ClassVar[str] = "generation"
 
     def __post_init__(self) -> None:
-        most, top_k = (1 if n is None else n for n in (self.max_new_tokens, self.top_k))
-        self.refuse(
-            {
-                "max_new_tokens must be at least 1": most < 1,
-                "temperature must be 0 or more": not 0 <= self.temperature < float("inf"),
-                "top_k must be at least 1 or None for all": top_k < 1,
-                "top_p must be above 0 and at most 1": not 0 < self.top_p <= 1,
-            }
-        )
-
-    def refuse(self, is_wrong: dict[str, bool]) -> None:
-        """Raise ValueError for the first broken rule; a rule starts with its option's name."""
-        if rule := next((rule for rule, is_broken in is_wrong.items() if is_broken), None):
-            raise ValueError(f"{rule}, got {getattr(self, rule.partition(' ')[0])!r}.")
+        check_range(self.group, 1, max_new_tokens=self.max_new_tokens, top_k=self.top_k)
+        check_range(self.group, 0, temperature=self.temperature)
+        check_range(self.group, 1e-6, 1, top_p=self.top_p)
 
 
 @dataclass(frozen=True)
@@ -84,8 +74,8 @@ class GenerationOptions(DrawOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_wrong = isinstance(self.stop, str) or not all(self.stop)
-        self.refuse({"stop must be a list of texts that are not empty": is_wrong})
+        if isinstance(self.stop, str) or not all(self.stop):
+            raise ValueError(f"stop must be a list of texts that are not empty, got {self.stop!r}.")
 
 
 class Completions(NamedTuple):
@@ -114,22 +104,15 @@ def generate(
     Args:
         network: in eval mode.
         input_ids: [B, S] int64, padded on the right.
-        lengths: [B] int64, number of tokens of each prompt, at least 1.
+        lengths: [B] int64, number of tokens of each prompt, at least 1 and at most the network's
+            learned positions, see `read_prompts`.
         sample_ids: [B], with the seed they determine each prompt's draws.
         hear: called with all completions' tokens so far; returning True stops the generation.
 
     Raises:
-        ValueError: a prompt is empty, or longer than the network's learned positions.
         RuntimeError: the network returns logits that are not finite.
     """
-    limit = most_positions(network.recipe)
-    stops = Stops(tokenizer, options.stop, limit)
-    if not lengths.min():
-        raise ValueError("a prompt has no token; begin it with the begin-of-text token.")
-    if limit is not None and lengths.max() > limit:
-        raise ValueError(
-            f"a prompt has {lengths.max()} tokens and the network {limit} positions; shorten it."
-        )
+    stops = Stops(tokenizer, options.stop, most_positions(network.recipe))
     prompts = zip(input_ids.tolist(), lengths.tolist(), sample_ids, strict=True)
     rows = [_Row(ids[:n], int(key), options, stops) for ids, n, key in prompts]
     device = input_ids.device

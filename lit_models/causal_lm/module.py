@@ -382,17 +382,17 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
 
 
 class Samples(Callback):
-    """Completes prompts every few optimizer steps, without any effect on the training.
+    """Completes prompts, without any effect on the training: every few optimizer steps for the
+    trainer's TensorBoard loggers, if any, and at the end, to print the first prompt's completion.
 
     Args:
         prompts: texts to complete; an empty one starts a document.
         every_n_steps: optimizer steps between samples.
         generation: options; `None` draws 200 tokens at temperature 0.8.
-        prints_last: print the completion of the first prompt at the end of training.
 
     Raises:
-        ValueError: no prompt, or an interval below 1; at the start of training, no TensorBoard
-            logger, or a prompt that the model cannot read.
+        ValueError: at the start of training, if there is no prompt, or one that the model cannot
+            read.
     """
 
     def __init__(
@@ -400,47 +400,33 @@ class Samples(Callback):
         prompts: list[str],
         every_n_steps: int = 500,
         generation: GenerationOptions | None = None,
-        prints_last: bool = False,
     ) -> None:
-        if isinstance(prompts, str) or not prompts:
-            raise ValueError(f'prompts must be a list such as ["Once upon"], got {prompts!r}.')
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}.")
         self.every_n_steps, self._seen_step = every_n_steps, 0
         self.options = generation or GenerationOptions(max_new_tokens=200, temperature=0.8)
-        self.prompts, self.prints_last = prompts, prints_last
+        self.prompts = prompts
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seen_step = trainer.global_step
-        if not (self.prints_last or trainer.fast_dev_run or boards(trainer)):
-            raise ValueError(
-                "Samples has nowhere to write: the trainer has no TensorBoardLogger. Give it one, "
-                "or leave Samples out."
-            )
         self.dataset = pl_module.prompt_dataset(self.prompts)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         step, before = trainer.global_step, self._seen_step
         self._seen_step = step  # does not change between accumulated micro-batches
-        if step == before or step % self.every_n_steps or not boards(trainer):
+        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if step == before or step % self.every_n_steps or not boards:
             return
         step_of = trainer.strategy.predict_step
         texts = list(pl_module.completions(self.dataset, self.options, step_of))
-        for board in boards(trainer) if trainer.is_global_zero else []:
+        for board in boards if trainer.is_global_zero else []:
             for number, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
                 block = f"```\n{prompt}{text}\n```"  # a code block keeps line breaks
                 board.experiment.add_text(f"samples/{number}", block, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         ledger = ledger_of(trainer)
-        if not self.prints_last or (ledger is not None and ledger.is_stopping):
+        if ledger is not None and ledger.is_stopping:
             return
         text, *_ = pl_module.completions(self.dataset, self.options, trainer.strategy.predict_step)
         if trainer.is_global_zero:
             shown = Text.assemble("a sample: ", (self.prompts[0], "bold"), text)
             Console(highlight=False).print(shown, soft_wrap=True)
-
-
-def boards(trainer: Trainer) -> list[TensorBoardLogger]:
-    """Return the trainer's TensorBoard loggers."""
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from datamodules.core.batches import document_bounds
+from datamodules.core.plan import check_range
 from lit_models.blocks import rotate
 from lit_models.training.metrics import evaluating
 from lit_models.training.sharding import TensorSplit
@@ -54,7 +55,7 @@ class DecoderConfig:
         dropout: after embedding, attention and feed-forward, 0 to below 1.
 
     Raises:
-        ValueError: a size or a rate is out of its range, or sizes do not fit each other.
+        ValueError: a size is below 1, or sizes do not fit each other.
     """
 
     vocab_size: int | None = None
@@ -74,26 +75,14 @@ class DecoderConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if type(value) in (int, float) and value <= 0 and name != "dropout":
-                raise ValueError(f"{name} must be positive, got {value}.")
-        width, heads = self.hidden_size, self.num_heads
-        if width % heads:
+        check_range("network", 1, **{n: v for n, v in vars(self).items() if type(v) is int})
+        unit = self.num_heads * (2 if self.positions == "rotary" else 1)  # it turns pairs
+        if self.hidden_size % unit or self.num_heads % self.kv_heads:
             raise ValueError(
-                f"hidden_size {width} must be a multiple of num_heads {heads}; change one of them."
+                f"hidden_size {self.hidden_size} must be a multiple of {unit} (num_heads, or 2 x "
+                f"num_heads with rotary positions), and num_heads {self.num_heads} of num_kv_heads "
+                f"{self.kv_heads}; change one of them."
             )
-        if heads % self.kv_heads:
-            raise ValueError(
-                f"num_kv_heads {self.kv_heads} must divide num_heads {heads}: as many query heads "
-                "share each; change one of them."
-            )
-        if self.positions == "rotary" and self.head_size % 2:
-            raise ValueError(
-                f"rotary positions turn pairs: hidden_size / num_heads must be even, got {width} / "
-                f"{heads} = {self.head_size}; change one of them or take positions: learned."
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be 0 to below 1, got {self.dropout}.")
 
     @property
     def recipe(self) -> dict[str, Any]:

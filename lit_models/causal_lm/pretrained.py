@@ -59,13 +59,11 @@ class PretrainedDecoder(nn.Module):
 
     def __init__(self, model: Any, content: Content) -> None:
         super().__init__()
-        has_states = model.base_model is not model
-        if not has_states or "position_ids" not in signature(model.base_model.forward).parameters:
-            fault = "takes no position_ids, so documents of one row cannot be told apart"
-            if not has_states:
-                fault = "does not say which part of it makes the hidden states (base_model)"
+        base = model.base_model
+        if base is model or "position_ids" not in signature(base.forward).parameters:
             raise ValueError(
-                f"{type(model).__name__} {fault}; take a model with rotary or learned positions, "
+                f"{type(model).__name__} has no base_model that takes position_ids, so documents "
+                "of one row cannot be told apart; take a model with rotary or learned positions, "
                 "such as Llama, Qwen or GPT-2."
             )
         self.model = model.train()  # from_pretrained returns eval mode, which Lightning would keep

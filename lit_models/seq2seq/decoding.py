@@ -4,14 +4,14 @@ Shapes: B records, O hypotheses per record, N maximum number of tokens, V vocabu
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from datamodules.core.plan import rng_for
+from datamodules.core.plan import check_range, rng_for
 from datamodules.text.prompts import NO_TOKEN
 from lit_models.causal_lm.generation import AT_ONCE, AT_ONCE_ON_CPU, NOT_FINITE, DrawOptions, draw
 
@@ -31,17 +31,16 @@ class Seq2SeqDecoding(DrawOptions):
 
     num_beams: int = 1
     length_penalty: float = 1.0
+    group: ClassVar[str] = "decoding"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        draws = self.num_beams > 1 and self.temperature > 0
-        self.refuse(
-            {
-                "num_beams must be at least 1": self.num_beams < 1,
-                "length_penalty must be 0 or more": not 0 <= self.length_penalty < float("inf"),
-                "temperature must be 0 beside num_beams above 1, which draws nothing": draws,
-            }
-        )
+        check_range(self.group, 1, num_beams=self.num_beams)
+        check_range(self.group, 0, length_penalty=self.length_penalty)
+        if self.num_beams > 1 and self.temperature > 0:
+            raise ValueError(
+                "decoding.temperature must be 0 beside num_beams above 1: it draws none."
+            )
 
 
 class Written(NamedTuple):

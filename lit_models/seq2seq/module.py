@@ -1,6 +1,7 @@
-"""A sequence-to-sequence model as a LightningModule. Batch: PairBatch."""
+"""A sequence-to-sequence model as a LightningModule, and its metrics. Batch: PairBatch."""
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from datamodules.core.batches import TERM, padded_texts
 from datamodules.core.planned import ModelFacts
@@ -23,15 +25,16 @@ from lit_models.causal_lm.loss import TextMetrics, language_model_loss, sample_n
 from lit_models.causal_lm.module import start_weights
 from lit_models.causal_lm.pretrained import Recipe
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, Written, write
-from lit_models.seq2seq.metrics import WrittenMetrics
 from lit_models.seq2seq.network import Seq2SeqConfig, network_of, read_recipe
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.export import Layout
-from lit_models.training.metrics import LossSum, SampleResult, evaluating, texts_for
+from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
 
 RECIPE_KEY = "seq2seq_recipe"
 TEXTS_AT_ONCE = 64
+CHARACTER_ORDER, CHRF_BETA = 6, 2
+BLEU_ORDER = 4
 
 
 class LitSeq2Seq(ExactModule):
@@ -229,12 +232,7 @@ class LitSeq2Seq(ExactModule):
     ) -> Layout | None:
         """Return the files of a folder that transformers can read; `None` for a network from
         scratch, which transformers does not have. Arguments and errors as in ExactModule."""
-        if content[RECIPE_KEY]["network"]["kind"] == "own":
-            if adapter:
-                raise ValueError(
-                    "transformers does not have this family's network from scratch, so PEFT cannot "
-                    "apply its adapter; leave --adapter out."
-                )
+        if content[RECIPE_KEY]["network"]["kind"] == "own" and not adapter:
             return None
         return model_layout(content, weights, adapter, RECIPE_KEY, network_of)
 
@@ -256,3 +254,102 @@ class LitSeq2Seq(ExactModule):
             self.log(f"{split}/{name}", metric, on_step=False, on_epoch=True)
         answers = {"written": done.token_ids}
         return SampleResult(of_sample, answers, ~is_right, done.log_probability.exp())
+
+
+class Counts(Metric):
+    """Sums over samples, batches and ranks of n counts, float64: a score computed from them equals
+    that of all texts of the split at once."""
+
+    sums: Tensor
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        zeros = torch.zeros(number, dtype=torch.float64)
+        self.add_state("sums", zeros, dist_reduce_fx="sum")
+
+    def update(self, counts: Sequence[Sequence[int]], weight: Tensor) -> None:
+        """Add the counts of samples [B][n], weighted by [B]."""
+        rows = torch.tensor(counts, dtype=torch.float64, device=weight.device)
+        self.sums = self.sums + (rows * weight.double()[:, None]).sum(0)
+
+    def compute(self) -> Tensor:
+        """Return the sums [n]."""
+        return self.sums
+
+
+class ChrF(Counts):
+    """Character n-gram F-score, 0 to 100, without whitespace.
+
+    Source: Popović 2015; as sacrebleu computes it for a corpus with one reference per text.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(3 * CHARACTER_ORDER)
+
+    @staticmethod
+    def counts_of(text: str, target: str) -> list[int]:
+        """Return, for each n, the number of n-grams of a text, of its target and in common."""
+        found: list[int] = []
+        both = ["".join(one.split()) for one in (text, target)]
+        for n in range(1, CHARACTER_ORDER + 1):
+            own, other = (Counter(s[i : i + n] for i in range(len(s) - n + 1)) for s in both)
+            found += [own.total(), other.total(), (own & other).total()]
+        return found
+
+    def compute(self) -> Tensor:
+        """Return the score, [] float64; NaN without samples."""
+        written, asked, matched = self.sums.view(-1, 3).T
+        if not matched.any():
+            return asked.sum() * 0 / asked.sum()
+        is_there = (written > 0) & (asked > 0)
+        precision = (matched / written)[is_there].mean()
+        recall = (matched / asked)[is_there].mean()
+        factor = CHRF_BETA**2
+        return 100 * (1 + factor) * precision * recall / (factor * precision + recall)
+
+
+class Bleu(Counts):
+    """BLEU, 0 to 100, as by sacrebleu with its tokenisation (13a) and smoothing."""
+
+    def __init__(self) -> None:
+        super().__init__(2 * BLEU_ORDER + 2)
+
+    @cached_property
+    def scorer(self) -> Any:
+        """Scorer of sacrebleu."""
+        from sacrebleu.metrics import BLEU  # imported only when scores are computed
+
+        return BLEU(effective_order=True)
+
+    def counts_of(self, text: str, target: str) -> list[int]:
+        """Return the numbers of matching n-grams for each n, of all n-grams of the text for each n,
+        of its words, and of its target's words."""
+        done = self.scorer.sentence_score(text, [target])
+        return [*done.counts, *done.totals, done.sys_len, done.ref_len]
+
+    def compute(self) -> Tensor:
+        """Return the score, [] float64; NaN without samples."""
+        counts = self.sums.long().tolist()
+        if not counts[-1]:
+            return self.sums.new_full((), torch.nan)
+        right, written = counts[:BLEU_ORDER], counts[BLEU_ORDER:-2]
+        done = self.scorer.compute_bleu(right, written, *counts[-2:], smooth_method="exp")
+        return self.sums.new_tensor(done.score)
+
+
+class WrittenMetrics(nn.ModuleDict):
+    """All scores of one split's targets: `exact_match` (0 to 1), `chrf` and `bleu` (0 to 100)."""
+
+    def __init__(self) -> None:
+        super().__init__({"exact_match": SumCount(), "chrf": ChrF(), "bleu": Bleu()})
+
+    def add_batch(self, texts: Sequence[str], targets: Sequence[str], weight: Tensor) -> Tensor:
+        """Add one batch, and return which texts equal their targets [B] bool. Args: generated texts
+        [B], targets [B], weight [B]."""
+        pairs = list(zip(texts, targets, strict=True))
+        is_right = torch.tensor([text == target for text, target in pairs], device=weight.device)
+        self["exact_match"].update(is_right * weight, weight)
+        for name in ("chrf", "bleu"):
+            metric: Any = self[name]
+            metric.update([metric.counts_of(*pair) for pair in pairs], weight)
+        return is_right

@@ -1,7 +1,7 @@
 """Encoder-decoder networks with one vocabulary, from scratch or of transformers.
 
-Shapes: B batch, S source positions, T target positions, D hidden, H heads, K head size, V
-vocabulary, O hypotheses of a record, R = B x O rows, N reserved positions of a cache.
+Shapes: B batch, S source positions, T target positions, D hidden, H heads, V vocabulary, O
+hypotheses of a record, R = B x O rows.
 """
 
 from dataclasses import asdict, dataclass
@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datamodules.core.plan import check_range
 from lit_models.blocks import DecoderCache, DecoderLayer, EncoderLayer, rotary_table
 from lit_models.causal_lm.pretrained import Recipe, model_of, read_config, weight_files
 from lit_models.training.metrics import evaluating
 
 INITIAL_STD = 0.02
-T5_TYPES = ("t5", "mt5", "umt5")  # ByT5 is t5
-ROOM = 32  # initially reserved positions; doubled when they are full
-PRETRAINED_TYPES = (*T5_TYPES, "bart", "mbart", "marian", "pegasus")
+PRETRAINED_TYPES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus")  # ByT5 is t5
 TOLERANCE = 1e-4  # relative to the largest logit
 
 
@@ -37,7 +35,7 @@ class Seq2SeqConfig:
         dropout: after embeddings and blocks, 0 to below 1.
 
     Raises:
-        ValueError: a size or the rate is out of its range, or sizes do not fit each other.
+        ValueError: a size is below 1.
     """
 
     vocab_size: int | None = None
@@ -49,16 +47,7 @@ class Seq2SeqConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if type(value) is int and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        if self.width % (2 * self.num_heads):
-            raise ValueError(
-                f"width {self.width} must be a multiple of 2 x num_heads {self.num_heads}; change "
-                "one of them."
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be 0 to below 1, got {self.dropout}.")
+        check_range("network", 1, **{n: v for n, v in vars(self).items() if type(v) is int})
 
     @property
     def recipe(self) -> Recipe:
@@ -139,7 +128,14 @@ class Seq2SeqNetwork(nn.Module):
 
 
 class PretrainedCache:
-    """Encoded sources, and the cache of transformers' decoder. Args: as in `T5Cache`."""
+    """Encoded sources, and the cache of transformers' decoder.
+
+    Args:
+        decoder: of the model, in eval mode; its layers are called, so adapters apply.
+        memory: [B, S, D], of the encoder.
+        mask: [B, S] bool.
+        hypotheses: O.
+    """
 
     def __init__(self, decoder: Any, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
         from transformers import DynamicCache, EncoderDecoderCache
@@ -163,86 +159,6 @@ class PretrainedCache:
         kept = (rows[:, None] * hypotheses + torch.arange(hypotheses, device=rows.device)).flatten()
         self.memory, self.mask = self.memory[kept], self.mask[kept]
         self.past.batch_select_indices(kept)
-
-
-class T5Cache(DecoderCache):
-    """Keys and values of the sources [B, H, S, K], shared by hypotheses, and of the tokens so far
-    [R, H, N, K], per layer of a T5 decoder.
-
-    At each step, transformers' decoder concatenates its cache and builds masks, and it copies the
-    source for each hypothesis; here the same layers write into reserved memory.
-
-    Args:
-        decoder: the decoder's T5Stack, in eval mode; its layers are called, so adapters apply.
-        memory: [B, S, D], of the encoder.
-        mask: [B, S] bool.
-        hypotheses: O.
-    """
-
-    def __init__(self, decoder: Any, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
-        super().__init__([], mask)
-        self.decoder = decoder
-        for block in decoder.block:
-            attention = block.layer[1].EncDecAttention
-            k_bhsk, v_bhsk = (
-                _heads(part(memory), len(memory), attention).contiguous()
-                for part in (attention.k, attention.v)
-            )
-            self.memory_kv.append((k_bhsk, v_bhsk))
-            empty = k_bhsk.new_empty(len(memory) * hypotheses, k_bhsk.shape[1], 0, k_bhsk.shape[3])
-            self.past_kv.append((empty, empty))
-        bias = torch.zeros_like(mask, dtype=k_bhsk.dtype)
-        bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-        self.mask = bias[:, None, None, :]  # [B, 1, 1, S], added to scores
-        self.biases: list[Tensor] = []  # per layer, by distance, farthest first [1, H, 1, N]
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the hidden states [R, D] of the next tokens [R]; appends to the cache."""
-        first, end = self.position, self.position + 1
-        if end > self.past_kv[0][0].shape[2]:
-            self._make_room(max(ROOM, 2 * first))
-        hidden = self.decoder.embed_tokens(tokens)
-        layers = zip(self.decoder.block, self.past_kv, self.memory_kv, self.biases, strict=True)
-        for block, (past_k, past_v), memory_kv, bias in layers:
-            own, cross, feed_forward = block.layer
-            attention, normed = own.SelfAttention, _normed(hidden, own)
-            past_k[:, :, first] = attention.k(normed).view(past_k.shape[0], past_k.shape[1], -1)
-            past_v[:, :, first] = attention.v(normed).view(past_v.shape[0], past_v.shape[1], -1)
-            kv, near = (past_k[:, :, :end], past_v[:, :, :end]), bias[..., -end:]
-            hidden = hidden + _read(attention, normed, kv, near)
-            normed, attention = _normed(hidden, cross), cross.EncDecAttention
-            hidden = hidden + _read(attention, normed, memory_kv, self.mask)
-            hidden = hidden + feed_forward.DenseReluDense(_normed(hidden, feed_forward))
-        self.position = end
-        return self.decoder.final_layer_norm(hidden)
-
-    def _make_room(self, size: int) -> None:
-        """Extend the cache to `size` positions."""
-        more = (0, 0, 0, size - self.position)
-        self.past_kv = [(F.pad(key, more), F.pad(value, more)) for key, value in self.past_kv]
-        self.biases, dtype = [], self.mask.dtype
-        for block in self.decoder.block:
-            attention = block.layer[0].SelfAttention
-            if attention.has_relative_attention_bias:  # T5's first layer has it for all layers
-                bias = attention.compute_bias(1, size, past_seen_tokens=size - 1).to(dtype)
-            self.biases.append(bias)
-
-
-def _heads(x: Tensor, batch: int, attention: Any) -> Tensor:
-    """Reshape [..., H x K] to [batch, H, n, K]."""
-    return x.view(batch, -1, attention.n_heads, attention.key_value_proj_dim).transpose(1, 2)
-
-
-def _read(attention: Any, hidden: Tensor, kv: tuple[Tensor, Tensor], bias: Tensor) -> Tensor:
-    """Return the attention output of rows [R, D]; hypotheses are queries over one memory."""
-    query = _heads(attention.q(hidden), len(kv[0]), attention)
-    shares = (query @ kv[0].transpose(2, 3) + bias).softmax(-1)  # T5 does not scale scores
-    return attention.o((shares @ kv[1]).transpose(1, 2).reshape(len(hidden), -1))
-
-
-def _normed(hidden: Tensor, layer: Any) -> Tensor:
-    norm = layer.layer_norm
-    return F.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 class PretrainedSeq2Seq(nn.Module):
@@ -283,17 +199,12 @@ class PretrainedSeq2Seq(nn.Module):
         """See `Seq2SeqNetwork.encode`."""
         return self.model.get_encoder()(input_ids, attention_mask.long()).last_hidden_state
 
-    def start(
-        self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int
-    ) -> PretrainedCache | T5Cache:
+    def start(self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int) -> PretrainedCache:
         """See `Seq2SeqNetwork.start`."""
         memory, decoder = self.encode(input_ids, attention_mask), self.model.get_decoder()
-        # In float16, transformers' T5 layers clamp overflows, which T5Cache does not.
-        is_t5 = self.model.config.model_type in T5_TYPES and memory.dtype != torch.float16
-        kind = T5Cache if is_t5 else PretrainedCache
-        return kind(decoder, memory, attention_mask, hypotheses)
+        return PretrainedCache(decoder, memory, attention_mask, hypotheses)
 
-    def step(self, tokens: Tensor, cache: PretrainedCache | T5Cache) -> Tensor:
+    def step(self, tokens: Tensor, cache: PretrainedCache) -> Tensor:
         """See `Seq2SeqNetwork.step`."""
         return cache.step(tokens) * self.scale
 

@@ -1,11 +1,9 @@
 """Tiny random models in folders, made by transformers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models.causal_lm.pretrained import PretrainedDecoder
@@ -82,14 +80,6 @@ def saved_canine(folder: Path) -> Path:
     torch.manual_seed(0)
     transformers.CanineModel(config).save_pretrained(folder)
     return folder
-
-
-def written(folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-    """Write the files that an export writes: config.json and model.safetensors."""
-    folder.mkdir(exist_ok=True)
-    contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import load_network, network_from_config
 from lit_models.commands.export import export
-from tests.causal_lm.folders import packed_logits, ragged_logits, worst_difference, written
+from tests.causal_lm.folders import packed_logits, ragged_logits, worst_difference
 from tests.causal_lm.test_finetune import trained
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -117,34 +117,13 @@ def test_transformers_and_this_project_read_the_folder(kind, has_lora, tmp_path)
         assert worst_difference(packed_logits(network), other) < 1e-5
 
 
-def test_unisono_json_says_where_the_folder_comes_from(tmp_path):
-    checkpoint(tmp_path / "a.ckpt", "own llama")
-    export(tmp_path / "a.ckpt", to=tmp_path / "model")
-    told = json.loads((tmp_path / "model" / "unisono.json").read_text())
-    assert told["class_path"] == "lit_models.LitCausalLM"
-    assert told["source"] == {"checkpoint": str(tmp_path / "a.ckpt"), "global_step": 7, "epoch": 1}
-    assert told["init_args"] == {"optimizer": SGD}
-    assert told["extra"][TEXT_RECIPE_KEY]["lora"] is None
-    files = {path.name for path in (tmp_path / "model").iterdir()}
-    assert {"unisono.json", "config.json", "model.safetensors", "tokenizer.json"} < files
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "own llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_an_adapter_alone_is_what_its_base_lacks_and_peft_reads_it(kind, tmp_path):
     network = checkpoint(tmp_path / "a.ckpt", kind)
     export(tmp_path / "a.ckpt", to=tmp_path / "lora", adapter=True)
     base = network_from_config(NETWORKS[kind])
     base.load_state_dict(network.state_dict(), strict=False)
-    if kind.startswith("own"):
-        written(tmp_path / "base", *hugging_face_files(base.config, base.state_dict()))
-        base = load_network(tmp_path / "base")
-    ids = torch.arange(12)[None]
-    if not kind.startswith("own"):
-        peft = pytest.importorskip("peft", reason="extra: peft")
-        theirs = peft.PeftModel.from_pretrained(deepcopy(base.model), tmp_path / "lora")
-        with torch.no_grad():
-            found = theirs.eval()(ids).logits
-        torch.testing.assert_close(found, logits(network, ids), rtol=1e-5, atol=1e-6)
+    plain, ids = deepcopy(base.model), torch.arange(12)[None]
     config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
     assert config["fan_in_fan_out"] == (kind == "gpt2")
     stored = load_file(tmp_path / "lora" / "adapter_model.safetensors")
@@ -157,6 +136,11 @@ def test_an_adapter_alone_is_what_its_base_lacks_and_peft_reads_it(kind, tmp_pat
     torch.testing.assert_close(logits(base.eval(), ids), logits(network, ids))
     with pytest.raises(ValueError, match="holds an adapter alone, without the weights of its base"):
         LitCausalLM.from_exported(tmp_path / "lora")
+    peft = pytest.importorskip("peft", reason="extra: peft")
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "lora")
+    with torch.no_grad():
+        found = theirs.eval()(ids).logits
+    torch.testing.assert_close(found, logits(network, ids), rtol=1e-5, atol=1e-6)
 
 
 def test_the_command_says_who_reads_what_it_wrote(tmp_path, done):
@@ -180,9 +164,9 @@ def test_a_base_in_bfloat16_is_exported_in_full(tmp_path):
     assert {p.dtype for p in theirs.parameters()} == {torch.float32}
 
 
-def test_an_adapter_that_is_not_there_or_has_no_place_in_peft_is_refused(tmp_path):
-    checkpoint(tmp_path / "a.ckpt", "own gpt2")  # there queries, keys and values are one layer
-    with pytest.raises(ValueError, match="PEFT has no place for these adapters; leave --adapter"):
+def test_an_adapter_that_is_not_there_or_of_a_network_from_scratch_is_refused(tmp_path):
+    checkpoint(tmp_path / "a.ckpt", "own llama")
+    with pytest.raises(ValueError, match="this network is one from scratch; leave --adapter out"):
         export(tmp_path / "a.ckpt", to=tmp_path / "lora", adapter=True)
     checkpoint(tmp_path / "a.ckpt", "own gpt2", has_lora=False)
     with pytest.raises(ValueError, match="was trained without LoRA and has no adapter"):

@@ -92,15 +92,6 @@ def test_new_adapters_change_nothing_and_only_they_learn(make):
         assert layer.lora_B.eq(0).all()
 
 
-def test_dropout_hits_the_adapter_alone():
-    adapted = trained(with_lora(decoder(), dropout=0.5))
-    adapted.train()
-    assert not torch.equal(outputs(adapted), outputs(adapted))
-    adapted.eval()
-    assert torch.equal(outputs(adapted), outputs(adapted))
-    assert {type(m) for m in adapted.modules() if isinstance(m, nn.Dropout)} == {nn.Dropout}
-
-
 def test_a_base_in_bfloat16_has_adapters_in_float32():
     adapted = with_lora(decoder(), base_dtype="bfloat16")
     kinds = {n.rpartition(".")[2]: p.dtype for n, p in adapted.named_parameters()}

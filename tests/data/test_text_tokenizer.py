@@ -158,10 +158,6 @@ def test_byte_pairs_depend_on_the_texts_alone() -> None:
     assert bpe_tokenizer(["aaaa"], 275).vocab_size < 275  # no pairs are left to merge
 
 
-def test_the_plain_template_ends_answers_only() -> None:
-    assert made("bytes").render(CHAT) == "user:\nHi\n\nassistant:\nYes<|endoftext|>\n\n"
-
-
 def test_a_template_sees_the_special_tokens_and_runs_in_a_sandbox(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}")

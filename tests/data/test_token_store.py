@@ -64,7 +64,6 @@ def test_a_tail_has_no_begin_token_and_ends_with_the_document(tmp_path):
     assert texts_of(store) == [sign + "abcd", sign + "ABCD"]
     assert texts_of(store, VALIDATION) == ["ef", "EF"]
     assert texts_of(store, TEST) == ["gh" + sign, "GH" + sign]
-    assert store.facts["num_bytes"] == [8, 4, 4]
     own = {TRAIN: files[:1], VALIDATION: files[1:]}  # then no part is cut off
     store = request(own, TextSplit(0.25, 0.25, by="tail")).open()
     found = [texts_of(store, part) for part in (TRAIN, VALIDATION)]
@@ -236,15 +235,6 @@ def test_a_completion_keeps_the_space_before_its_first_word(kind):
 def test_texts_that_are_spelled_exactly_continue_as_they_begin(tokenizer):
     for text in ("", "日", " 日本\n"):
         assert tokenizer.decode_continuation(tokenizer.encode(text)) == text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_continuation_gets_no_mark_before_its_first_word(kind):
-    tokenizer = sentence_piece(kind)
-    assert tokenizer.encode("hen").tolist() == [WORD, TAIL]
-    assert tokenizer.encode_batch(["hen", " hen"], continues=True)[0].tolist() == [LETTER, TAIL]
-    assert tokenizer.encode_batch([" hen"], continues=True)[0].tolist() == [WORD, TAIL]
-    assert tokenizer.encode("hen").tolist() == [WORD, TAIL]
 
 
 def test_a_space_before_the_first_byte_pair_is_left_out_too():

@@ -67,7 +67,7 @@ def test_models_write_chat_and_rate_side_by_side_and_fail_in_a_sentence(made, vi
             turns.append({"role": "assistant", "content": answer})
         user.find(kind=ui.number, content="top p").elements.pop().value = 0
         user.find(kind=ui.button, content="write").click()
-        await user.should_see("top_p must be above 0 and at most 1", retries=600)
+        await user.should_see("generation.top_p must be 1e-06 to 1", retries=600)
 
     visited(runs, visit)
 

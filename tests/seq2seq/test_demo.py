@@ -23,11 +23,6 @@ def edit_distances(text: str, others: np.ndarray) -> np.ndarray:
     return row[np.arange(len(others)), (others != 0).sum(1)]
 
 
-def test_edit_distances_by_hand():
-    others = np.array([[ord(c) for c in text.ljust(7, "\0")] for text in ("sitting", "kitten", "")])
-    assert edit_distances("kitten", others).tolist() == [3, 0, 6]
-
-
 @pytest.mark.soak
 def test_the_demo_beats_the_nearest_target_of_its_training(tmp_path, done):
     run = tmp_path / "run"

@@ -17,7 +17,7 @@ from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
 from lit_models import LitPreference
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.network import DecoderConfig
-from lit_models.causal_lm.preference.module import pair_scores, preference_loss
+from lit_models.causal_lm.preference import pair_scores, preference_loss
 from lit_models.certify import probe
 from tests.causal_lm.tiny import own_gpt2, own_llama
 from tests.distributed.launch import in_world
@@ -67,7 +67,7 @@ def test_loss_by_hand() -> None:
 
 @pytest.mark.parametrize("make", [own_llama, own_gpt2])
 def test_loss_and_gradients_are_those_of_a_plain_computation(tmp_path, monkeypatch, make) -> None:
-    monkeypatch.setattr("lit_models.causal_lm.preference.module.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("lit_models.causal_lm.preference.ROWS_AT_ONCE", 7)
     pairs = dataset(tmp_path, ROWS)
     batch = pairs.batch(np.array([0, 5, 3]), 0)
     reference = torch.tensor([[-9.0, -8.0], [-7.0, -9.0], [-3.0, -1.0]], dtype=torch.float64)
@@ -160,14 +160,11 @@ def test_pairs_of_one_prompt_are_in_one_part_and_are_audited(tmp_path) -> None:
     ("row", "message"),
     [
         ({"prompt": "a", "chosen": "b"}, "pairs.jsonl:1: .*the row has prompt, chosen; write"),
-        ({"prompt": "a", "good": "b", "bad": "c"}, "the row has prompt, good, bad; write"),
         ({"prompt": "a", "chosen": "b", "rejected": CHAT}, "the row has prompt, chosen, rejected;"),
-        ({"prompt": "a", "chosen": CHAT, "rejected": CHAT}, "row has prompt, chosen, rejected;"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, '"chosen" and "rejected" are the same'),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, '"rejected" is empty: only end-of-text'),
         ({"chosen": CHAT, "rejected": [CHAT[0], BLANK]}, 'hi.*"rejected" is empty'),
         ({"chosen": CHAT, "rejected": CHAT[:1]}, '"rejected" must end with a message of the ass'),
-        ({"chosen": CHAT, "rejected": [{"role": "x"}]}, 'message 1 has the role "x"; it must be'),
         ({"chosen": CHAT, "rejected": [CHAT[1]]}, '"rejected" must be alike up to the last mess'),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "system": "d"}, '"system" needs'),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import seed_everything
 
 from datamodules import PreferenceDataModule
 from datamodules.core.planned import LoaderOptions
@@ -16,6 +16,7 @@ from datamodules.files.splitting import TextSplit
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitPreference
 from lit_models.training import default_callbacks
+from tests.benchmarks.language_models import Clock
 from tests.causal_lm.folders import saved
 from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import ledger_lines, toy_trainer
@@ -38,16 +39,6 @@ def rows() -> list[dict[str, str]]:
         prompt = f"<|endoftext|>{number} {text(8)}:"  # one token in both programs
         made.append(dict(zip(("prompt", "chosen", "rejected"), (prompt, *answers), strict=True)))
     return made
-
-
-class Clock(Callback):
-    """Notes when each step ended."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.ends.append(time.perf_counter())
 
 
 def test_losses_and_figures_are_those_of_trl(tmp_path: Path, capsys: Any) -> None:
@@ -79,10 +70,10 @@ def test_losses_and_figures_are_those_of_trl(tmp_path: Path, capsys: Any) -> Non
         "gradient_clip_val": 1.0,
         "val_check_interval": STEPS,
     }
-    begun = time.perf_counter()
+    start = time.perf_counter()
     trainer = toy_trainer(tmp_path / "own", callbacks=[*default_callbacks(), clock], **limits)
     trainer.fit(module, data)
-    own_s = time.perf_counter() - begun
+    own_s = time.perf_counter() - start
     own = [line["loss"] for line in ledger_lines(tmp_path / "own")]
     own_figures = [
         float(trainer.callback_metrics[f"val/{n}"]) for n in ("loss", "accuracy", "margin")
@@ -107,7 +98,7 @@ def test_losses_and_figures_are_those_of_trl(tmp_path: Path, capsys: Any) -> Non
     on |= {"weight_decay": 0.0, "max_grad_norm": 1.0, "optim": "adamw_torch_fused", "beta": BETA}
     on |= {"precompute_ref_log_probs": True, "activation_checkpointing": False}
     on |= {"train_sampling_strategy": "sequential"}
-    begun = time.perf_counter()
+    start = time.perf_counter()
     other = trl.DPOTrainer(
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
         args=trl.DPOConfig(**on),
@@ -117,7 +108,7 @@ def test_losses_and_figures_are_those_of_trl(tmp_path: Path, capsys: Any) -> Non
         callbacks=[Ends()],
     )
     other.train()
-    found, other_s = other.evaluate(), time.perf_counter() - begun
+    found, other_s = other.evaluate(), time.perf_counter() - start
     their = [line["loss"] for line in other.state.log_history if "loss" in line]
     names = ("loss", "rewards/accuracies", "rewards/margins")
     their_figures = [found[f"eval_{name}"] for name in names]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from datamodules.core.plan import check_range
 from datamodules.core.store import cache_folder, made_once
 from datamodules.text.preferences import PAIRS
 from lit_models.causal_lm.generation import GenerationOptions
@@ -76,13 +77,12 @@ class LitPreference(LitCausalLM):
         language_model: see `LitCausalLM`; `pretrained` or `init_from` names the model to tune.
 
     Raises:
-        ValueError: beta is not above 0.
+        ValueError: beta is below 1e-6.
     """
 
     def __init__(self, beta: float = 0.1, **language_model: Any) -> None:
         super().__init__(**language_model)
-        if not beta > 0:
-            raise ValueError(f"beta must be above 0, got {beta}; 0.1 is usual.")
+        check_range("model", 1e-6, beta=beta)
         self.beta = beta
         self.reference: dict[str, Tensor] = {}  # split -> [samples, 2] float64
         self.kept: dict[str, Tensor] = {}  # dataset's content -> the same

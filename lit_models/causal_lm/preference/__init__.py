@@ -1,1 +1,0 @@
-"""Preference tuning of language models."""
