@@ -2,14 +2,14 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from datamodules.core.batches import TERM
-from datamodules.core.plan import MicroBatch, PlanRequest, check_range, rng_for
+from datamodules.core.plan import MicroBatch, PlanRequest, check_range
 from datamodules.core.planned import Stage
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.splitting import PART_NAMES, TRAIN, VALIDATION, TextSplit
@@ -32,20 +32,18 @@ FETCHED_AHEAD = 64  # micro-batches whose shards are prefetched
 
 
 class ShardDataset(TokenDataset):
-    """Rows of shards. A sample is a list of pieces of documents; in layout `blocks`, of a shard's
-    token stream, a ring that every epoch cuts at other places.
+    """Rows of shards: a sample is a list of pieces of documents.
 
     Args:
         stores: the stores of one part; the first provides the tokenizer.
-        seed: key of the places to cut; `None` always cuts from the beginning (evaluation).
     """
 
     lengths: Any  # `ShardRows`
     target_counts: Any
 
-    def __init__(self, stores: Sequence[ShardStore], part: int, seed: int | None) -> None:
+    def __init__(self, stores: Sequence[ShardStore], part: int) -> None:
         store: Any = stores[0]
-        self.store, self.seed, self.lengths = store, seed, ShardRows(stores, part)
+        self.store, self.lengths = store, ShardRows(stores, part)
         self.target_counts, options = {TERM: self.lengths}, store.options
         self.layout, self.context_length = options.layout, options.context_length
         self.is_padded, self.vocab_size = options.layout != "documents", store.tokenizer.vocab_size
@@ -66,10 +64,6 @@ class ShardDataset(TokenDataset):
         """Return the pieces of one row."""
         shard, pieces = self.stretches(sample_id)
         tokens = self.lengths.tokens(shard)
-        if self.layout == "blocks" and self.seed is not None:
-            ((start, size),), end = pieces, len(tokens) - 1
-            start = (start + int(rng_for(self.seed, epoch, shard).integers(end))) % end
-            pieces = [(start, min(size, end - start)), (0, start + size - end)]
         texts = [tokens[s : s + size + 1].astype(np.int64) for s, size in pieces if size > 0]
         return [Piece(text[:-1], text[1:]) for text in texts]
 
@@ -128,8 +122,7 @@ class ShardDataModule(LanguageModelDataModule):
             exact number of samples, and continues in the next epoch where it stopped.
         validation_files, test_files: as `train_files`. Without validation files, training documents
             are held out by the shares of `split` and a hash of their tokens, equal ones together.
-        layout: `packed`, `blocks` or `documents`, see `TextDataModule`; `blocks` cannot hold
-            documents out.
+        layout: `packed` or `documents`, see `TextDataModule`.
         shuffle_shards: how many shards are shuffled together: each pass shuffles the shards, then
             the rows within each such group. `None` shuffles the rows of all shards. A small number
             limits the shards that a node needs at a time.
@@ -148,7 +141,7 @@ class ShardDataModule(LanguageModelDataModule):
         self,
         train_files: Files = None,
         sources: dict[str, SourceOptions] | None = None,
-        layout: Literal["packed", "blocks", "documents"] = "packed",
+        layout: Literal["packed", "documents"] = "packed",
         shuffle_shards: int | None = None,
         split: TextSplit = TextSplit(0.01),  # noqa: B008 - frozen
         cache_gib: float = 100.0,
@@ -175,11 +168,6 @@ class ShardDataModule(LanguageModelDataModule):
             del named[TRAIN]
         files: Any = {part: some[0] for part, some in named.items()}
         split = self.split.beside(files)
-        if self.layout == "blocks" and split is not None:
-            raise ValueError(
-                "layout blocks joins documents, so that none can be held out: name "
-                "data.validation_files, or set data.split.validation_share and test_share to 0."
-            )
         is_given = self.tokenizer_options is not None or self.model.tokenizer is not None
         all_folders = [folder for some in named.values() for one in some for folder in one]
         tokenizer = tokenizer_of(all_folders, self._options() if is_given else None)
@@ -207,10 +195,9 @@ class ShardDataModule(LanguageModelDataModule):
 
     def part_dataset(self, part: int) -> ShardDataset:
         """Return the rows of a part, from its own folders or held out of another part."""
-        seed = self.seed if part == TRAIN else None
         if part in self._stores:
-            return ShardDataset(self._stores[part], TRAIN, seed)
-        return ShardDataset(self._stores[min(self._stores)], part, seed)
+            return ShardDataset(self._stores[part], TRAIN)
+        return ShardDataset(self._stores[min(self._stores)], part)
 
     def request(self, stage: Stage) -> PlanRequest:
         """Return all facts that determine the plan of a stage."""
@@ -249,9 +236,9 @@ class ShardDataModule(LanguageModelDataModule):
         audit.notes.append(("tokenizer", f"{self.store.tokenizer.vocab_size:,} tokens"))
         sizes, keys = ([[np.empty(0, np.uint64)] for _ in PART_NAMES] for _ in range(2))
         for part, stores in self._stores.items():
-            options = replace(stores[0].options, layout="documents")
+            split = stores[0].options.split
             for shard in (shard for store in stores for shard in store.shards):
-                for _, positions, parts, hashes in documents_of(shard, options, are_hashed=True):
+                for _, positions, parts, hashes in documents_of(shard, split, are_hashed=True):
                     for own in np.unique(parts).tolist():
                         sizes[part or own].append(positions[parts == own].astype(np.uint64) + 1)
                         keys[part or own].append(hashes[parts == own])

@@ -117,26 +117,19 @@ def content_hashes(tokens: np.ndarray, ends: np.ndarray, before: int) -> np.ndar
 
 
 def documents_of(
-    shard: Shard, options: IndexOptions, are_hashed: bool = False
+    shard: Shard, split: TextSplit | None, are_hashed: bool = False
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield first token, positions, part and hash (or 0) of successive documents, some at a time.
-    In layout `blocks` a shard is one document, cut here into stretches that fit into memory."""
-    ends, before, last = shard.ends(), 0, shard.num_bytes // shard.token_bytes() - 1
-    if options.layout == "blocks":
-        size = PIECES_AT_ONCE * options.context_length
-        for first in range(0, last, size):
-            positions = np.array([min(size, last - first)])
-            yield np.array([first]), positions, np.zeros(1, np.int64), np.zeros(1, np.uint64)
-        return
+    """Yield first token, positions, part and hash (or 0) of successive documents, some at a
+    time; ValueError for damaged files."""
+    ends, before, token_bytes = shard.ends(), 0, shard.token_bytes()
     for first in range(0, len(ends), DOCUMENTS_AT_ONCE):
         stops = ends[first : first + DOCUMENTS_AT_ONCE].astype(np.int64)
         starts = np.append(before, stops[:-1])
         if (stops < starts).any():
             raise ValueError(f"{shard}.index is damaged: its ends do not ascend.")
-        parts, split = np.full(len(stops), TRAIN), options.split
-        hashes = np.zeros(len(stops), np.uint64)
+        parts, hashes = np.full(len(stops), TRAIN), np.zeros(len(stops), np.uint64)
         if split is not None or are_hashed:
-            hashes = content_hashes(open_tokens(shard, shard.token_bytes()), stops, before)
+            hashes = content_hashes(open_tokens(shard, token_bytes), stops, before)
         if split is not None:
             lots = hash_ids(hashes, split.seed) / 2.0**64
             parts[lots < split.test_share + split.validation_share] = VALIDATION
@@ -185,7 +178,7 @@ def _write(folder: Path, shard: Shard, options: IndexOptions) -> None:
     with ExitStack() as stack:
         names = PART_NAMES if options.split else PART_NAMES[:1]
         files = [_Part(folder, name, options, stack) for name in names]
-        for starts, num_positions, parts, _ in documents_of(shard, options):
+        for starts, num_positions, parts, _ in documents_of(shard, options.split):
             for part, own in enumerate(files):
                 own.add(starts[parts == part], num_positions[parts == part])
         for part, own in enumerate(files):

@@ -109,7 +109,7 @@ class RemoteShards:
     deleted; a process that still has one mapped can go on reading it.
 
     Raises:
-        ValueError: a name leads out of the folder, or the limit cannot hold two shards.
+        ValueError: a name leads out of the folder.
     """
 
     def __init__(self, url: str, limit_gib: float = 100.0) -> None:
@@ -123,12 +123,6 @@ class RemoteShards:
         for name in self.entries:
             if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
                 raise ValueError(f"{self.url}/manifest.json names {name}, outside of its folder.")
-        least = 2 * max((entry["bytes"] for entry in entries), default=0)
-        if self.limit < least:
-            raise ValueError(
-                f"limit_gib {limit_gib:g} must hold two shards of {self.url} at least, "
-                f"{least / 2**30:.3g} GiB; raise it."
-            )
         self._process, self._coming = 0, dict[str, Future[Path]]()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from datamodules.core.store import digest_of, file_digest, made_once, mapped_arr
 from datamodules.files.documents import files_in
 from datamodules.files.splitting import PART_NAMES
 from datamodules.shards.index import COUNTS, IndexOptions, Shard, open_tokens
-from datamodules.shards.remote import RemoteShards, fetch, is_url, local_copy
+from datamodules.shards.remote import RemoteShards, is_url, local_copy
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 
 log = logging.getLogger("lightning.pytorch.datamodules")  # Lightning shows its loggers' infos
-MANIFEST, TOKENIZER, OPTIONS = "manifest.json", "tokenizer.json", "tokenizer_config.json"
+MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 ROWS, POSITIONS, TOKEN_BYTES = range(len(COUNTS))
 SERIAL_DOCUMENTS = 1 << 18  # indexing fewer takes less time than starting processes
 KEPT_OPEN = 1 << 13  # index files mapped at a time; Linux allows 65,530 maps
@@ -87,17 +87,13 @@ def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> Text
         if is_url(folder) or Path(name).is_file():
             with local_copy(name) as path:
                 values = json.loads(path.read_text("utf-8"))
-                if "backend" in values:
-                    named[name] = TextTokenizer.from_dict(values)
-                else:
-                    if is_url(folder):  # it names begin-of-text and end-of-text
-                        fetch(f"{folder}/{OPTIONS}", path.with_name(OPTIONS))
-                    of_hugging_face = TokenizerOptions("folder", path=str(path.parent))
-                    named[name] = make_tokenizer(of_hugging_face, iter(()))
+            if "backend" in values:  # else a file of Hugging Face
+                named[name] = TextTokenizer.from_dict(values)
     if not named:
         raise ValueError(
-            f"{folders[0]} holds no {TOKENIZER}; name the tokenizer of the shards with "
-            "data.tokenizer, such as --data.tokenizer.kind=folder --data.tokenizer.path=FOLDER."
+            f"{folders[0]} holds no {TOKENIZER} of `unisono prepare`; name the tokenizer of the "
+            "shards with data.tokenizer, such as --data.tokenizer.kind=folder "
+            "--data.tokenizer.path=FOLDER."
         )
     (first, tokenizer), *others = named.items()
     for name, other in others:
