@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from inspect import Parameter
@@ -80,12 +80,11 @@ def options_of(function: Callable[..., Any]) -> Iterator[tuple[Parameter, str]]:
             yield p, " ".join(meanings.get(name, "").split())
 
 
-def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> CommandParser:
+def parser_of(function: Callable[..., Any]) -> CommandParser:
     """Returns the parser of a command: types from its annotations, help from its docstring.
 
-    Parameters that are not keyword-only are positional, except those that the command line gives
-    as options, `named`. A positional list takes one or more words. Options of a mapping, such as
-    `--change.NAME.devices=2`, are parsed elsewhere.
+    Parameters that are not keyword-only are positional; a list there takes one or more words.
+    Options of a mapping, such as `--change.NAME.devices=2`, are parsed elsewhere.
     """
     text, *_ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     parser = CommandParser(
@@ -111,7 +110,7 @@ def parser_of(function: Callable[..., Any], named: Sequence[str] = ()) -> Comman
             options["type"] = {dict: str, Path: lambda text: Path(text).expanduser()}.get(one, one)
         if name == RUN_OPTIONS:
             parser.epilog = f"Other options: {meaning}"
-        elif has_place and name not in named:
+        elif has_place:
             options |= {} if is_required else {"nargs": "?", "default": p.default}
             parser.add_argument(name, **options)
         else:
@@ -137,11 +136,9 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
     takes_run = own.pop(RUN_OPTIONS, None) is not None
     mappings = [name for name, p in own.items() if dict in (p.annotation, *get_args(p.annotation))]
     placed = [name for name, p in own.items() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    several = [name for name in placed if get_origin(own[name].annotation) is list]
     flags = [name for name, p in own.items() if p.annotation is bool]
     values: dict[str, Any] = {}
     words: list[str] = []
-    named: list[str] = []
     for word in one_word_each(argv) if mappings else argv:
         option, _, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
@@ -175,19 +172,16 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
                 else:
                     items = item if isinstance(item, list) else [item]
                     words[:0] = [f"--{key}={one}" for one in items]
-        elif name in several:
-            words += [value] if value else []  # a positional list, given as option
         elif name in own:
-            named.append(name)
             words.append(option.replace("_", "-") + word.removeprefix(option))
         elif not takes_run:
-            raise ValueError(unknown_option(name, list(own), "--"))
+            raise ValueError(unknown_option(name, [n for n in own if n not in placed], "--"))
         elif likely and "." not in option:
             near = did_you_mean([f"--{one.replace('_', '-')}" for one in dict.fromkeys(likely)])
             raise ValueError(f"there is no option `{option}`.{near}")
         else:
             words.append(word)
-    found, rest = parser_of(function, named).parse_known_args(words)
+    found, rest = parser_of(function).parse_known_args(words)
     if rest and not takes_run:
         takes = f"`unisono {function.__name__}` takes {' '.join(placed).upper() or 'options alone'}"
         raise ValueError(f"{takes}, and no `{rest[0]}`. Options are written --name=value.")

@@ -57,7 +57,7 @@ def test_a_whole_run_is_proven(whole, capsys):
 
 def test_a_limited_epoch_is_told_with_its_counts_and_decides_for_several(whole, tmp_path, capsys):
     fit(tmp_path, limit_train_batches=2)
-    assert run_command("verify", [str(tmp_path), f"--runs={whole}"]) == Status.CUT
+    assert run_command("verify", [str(tmp_path), str(whole)]) == Status.CUT
     shown = capsys.readouterr().out
     assert f"run               {whole}\nattempts  " in shown
     assert "epochs 0 to 1     2 of 7 steps, 16 of 50 samples, each once" in shown
