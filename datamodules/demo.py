@@ -20,6 +20,7 @@ from datamodules.occupations import grammar
 
 DEMO_VERSION = 2  # raised when any demo file changes
 TEXT_VERSION = 2  # raised when a file made of Python's sources changes
+LIBRARY = Path(sysconfig.get_paths()["stdlib"])  # of this Python
 TOPICS = "pydoc_data/topics.py"
 # Well documented modules written in Python; those that a Python version lacks are left out.
 MODULES = """
@@ -75,7 +76,7 @@ class Documented(NamedTuple):
 
 def topics() -> dict[str, str]:
     """Return the topics of the language reference, name -> text."""
-    tree = ast.parse((_library() / TOPICS).read_text("utf-8"))
+    tree = ast.parse((LIBRARY / TOPICS).read_text("utf-8"))
     table = next(n.value for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign))
     assert table is not None
     return {name: text.translate(_MARKS) for name, text in ast.literal_eval(table).items()}
@@ -84,24 +85,14 @@ def topics() -> dict[str, str]:
 @cache
 def documented() -> tuple[Documented, ...]:
     """Return the documented objects of `MODULES`, in source order."""
-    found, library = list[Documented](), _library()
+    objects = list[Documented]()
     for name in MODULES.split():
-        path = library / f"{name}.py"
+        path = LIBRARY / f"{name}.py"
         if path.is_file():
             # The Python source of decimal is _pydecimal, and so on.
             module = name.removesuffix("/__init__").replace("/", ".").replace("_py", "")
-            found += _documented(module, "", ast.parse(path.read_bytes()))
-    return tuple(found)
-
-
-def _library() -> Path:
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    if not (folder / TOPICS).is_file():
-        raise FileNotFoundError(
-            f"this Python has no {folder / TOPICS}, which the demo text is made of; name your own "
-            "files, such as --data.train_files=mine.txt, or install Python's standard library."
-        )
-    return folder
+            objects += _documented(module, "", ast.parse(path.read_bytes()))
+    return tuple(objects)
 
 
 def _documented(
@@ -312,7 +303,7 @@ def made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
     folder per Python version."""
     facts = []
     if of_python:
-        paths = map(_library().joinpath, (TOPICS, *(f"{m}.py" for m in MODULES.split())))
+        paths = map(LIBRARY.joinpath, (TOPICS, *(f"{m}.py" for m in MODULES.split())))
         sources = [[path.name, file_digest(path)] for path in paths if path.is_file()]
         facts = [platform.python_version(), TEXT_VERSION, digest_of(sources)]
 

@@ -39,36 +39,30 @@ def text_files(
 
     Arguments and errors as in `expand_files` and `files_in`.
     """
-    found: list[str] = []
+    names: list[str] = []
     for entry in [files] if isinstance(files, str | Path) else list(files or []):
         folder = Path(entry).expanduser()
-        found += map(str, files_in(folder, suffixes, option) if folder.is_dir() else [entry])
-    return expand_files(found, option, tuple(dict.fromkeys([*suffixes, LIST_SUFFIX])))
+        names += map(str, files_in(folder, suffixes, option) if folder.is_dir() else [entry])
+    return expand_files(names, option, tuple(dict.fromkeys([*suffixes, LIST_SUFFIX])))
 
 
 def files_in(folder: Path, suffixes: Sequence[str], option: str) -> list[Path]:
     """Return the files in a folder and below with these suffixes, sorted, without hidden files.
 
     Raises:
-        FileNotFoundError: there are none, or a symbolic link is broken.
+        FileNotFoundError: there are none.
     """
-    found = []
+    paths = []
     for path in sorted(folder.rglob("*")):
-        if any(name[0] == "." for name in path.relative_to(folder).parts):
-            continue
-        if path.is_symlink() and not path.exists():
-            raise FileNotFoundError(
-                f"{option}: the link {path} leads to {path.readlink()}, which is not there; mend "
-                "or delete it."
-            )
-        if kind_of(path) in suffixes and path.is_file():
-            found.append(path)
-    if not found:
+        is_hidden = any(name[0] == "." for name in path.relative_to(folder).parts)
+        if kind_of(path) in suffixes and not is_hidden and not path.is_dir():
+            paths.append(path)  # a broken link fails where it is opened
+    if not paths:
         raise FileNotFoundError(
             f"{option}: the folder {folder} holds no text; its files must end in "
             f"{', '.join(suffixes)}."
         )
-    return found
+    return paths
 
 
 def read_documents(path: Path, text_column: str = "text") -> Iterator[Document]:

@@ -65,9 +65,7 @@ def first_of_each(rows: Sequence[BadRow], most: int) -> list[str]:
 
 def refuse(rows: Sequence[BadRow], mode: OnBadRows = "error") -> None:
     """Raise a ValueError that names the first ones of these rows, if any, in mode `error`."""
-    if mode not in ("error", "reject"):
-        raise ValueError(f'on_bad_rows must be "error" or "reject", got "{mode}".')
-    if rows and mode == "error":
+    if rows and mode != "reject":
         more = " or more" if len(rows) >= ENOUGH else ""
         noun = "1 row breaks" if len(rows) == 1 else f"{len(rows):,}{more} rows break"
         first = "\n".join(first_of_each(rows, NUM_NAMED))

@@ -51,7 +51,6 @@ def test_samples_tokens_targets_and_rows_are_counted(tmp_path):
     assert part.columns == {
         "tokens": 19,
         "trained on": 4 + 2 + 4,
-        "bytes/token": f"{(5 + 3 + 5) / 19:.2f}",
         "rows": 2,
         "used": f"{100 * (6 + 4 + 6) / 20:.1f} %",
     }
@@ -135,7 +134,6 @@ def test_documents_are_counted_and_none_is_lost(tmp_path):
     assert part.columns == {
         "tokens": 32,
         "trained on": 29,
-        "bytes/token": f"{26 / 32:.2f}",
         "rows": 4,  # 8, 8, 5, 4 + 4
         "used": f"{100 * 29 / 32:.1f} %",
     }
@@ -161,12 +159,12 @@ def test_it_fits_80_columns_and_counts_what_is_too_long(tmp_path, layout):
 
 def test_counts_of_a_large_corpus_stand_beside_the_names():
     columns: dict[str, int | str] = {"tokens": 9_035_582_198, "trained on": 9_035_582_198}
-    columns |= {"bytes/token": "4.27", "rows": 8_823_810, "used": "100.0 %"}
+    columns |= {"rows": 8_823_810, "used": "100.0 %"}
     names = ("train", "validation")
     parts = [AuditPart(name, np.array([9_035_582_198]), np.zeros(1), columns) for name in names]
     text = shown(Audit("documents", "tokens", parts))
     row = next(line for line in text.splitlines() if line.lstrip().startswith("validation"))
-    assert row.split()[1:5] == ["1", "9,035,582,198", "9,035,582,198", "4.27"]
+    assert row.split()[1:4] == ["1", "9,035,582,198", "9,035,582,198"]
 
 
 def doubtful_collection(folder: Path) -> Audit:

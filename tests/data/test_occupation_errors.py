@@ -53,6 +53,13 @@ def test_the_first_faults_and_the_way_out_fit_one_screen(tmp_path):
     assert lines[-2].startswith("--data.on_bad_rows=reject")
 
 
+def test_a_table_of_bad_rows_alone_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("datamodules.files.rows.ENOUGH", 4)
+    rows = [(f"trade {i}", "en", f"{i}x", "") for i in range(30)]
+    with pytest.raises(ValueError, match="4 or more rows break the rules of the data"):
+        module(tmp_path, rows).prepare_data()
+
+
 def test_equal_faults_are_one_line_with_their_number(tmp_path):
     others = [("smith", "klingon", "10000", ""), ("", "en", "10000", "")]
     rows = [*[(f"trade {i}", "en", "", "") for i in range(30)], *others]
@@ -84,8 +91,8 @@ def test_rejected_rows_are_written_with_their_reason(own_folder, caplog):
         data.prepare_data()
         rejected = (own_folder / "rejected.csv").read_text().splitlines()
         assert rejected[0] == "file,line,value,kind,reason"
-        found = [line.split(",")[1:4] for line in rejected[1:]]
-        assert found[:2] == [["12", "", "text"], ["13", "9x", "code"]]
+        cells = [line.split(",")[1:4] for line in rejected[1:]]
+        assert cells[:2] == [["12", "", "text"], ["13", "9x", "code"]]
         assert "3 rows were rejected; they are listed" in caplog.text
         assert len(open_store(data.store_request(), "reject").arrays["part"]) == 10
         (own_folder / "rejected.csv").unlink()

@@ -76,7 +76,7 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
     if job["family"] == "causal_lm" and stages:
         logger = TensorBoardLogger(folder, name="board", version="")
-        callbacks.append(Samples(["the", "d"], 3, module.generation, prints_last=True))
+        callbacks.append(Samples(["the", "d"], 3, module.generation))
     trainer = toy_trainer(
         folder,
         devices=job.get("devices", int(os.environ.get("WORLD_SIZE", "1"))),
