@@ -26,10 +26,16 @@ from torchmetrics.utilities import dim_zero_cat
 from datamodules.core.batches import ALL, ActivationBatch
 from datamodules.files.splitting import TRAIN
 from lit_models.consistency_lens.baselines import Baselines, unembedded_words
-from lit_models.consistency_lens.layers import of_layer, of_rows
-from lit_models.consistency_lens.lens import Explanation, Lens, uniforms
+from lit_models.consistency_lens.lens import (
+    DRAW,
+    Explanation,
+    Lens,
+    best_reading,
+    of_layer,
+    of_rows,
+    uniforms,
+)
 from lit_models.consistency_lens.loss import squared_error
-from lit_models.consistency_lens.readings import DRAW, best_reading
 from lit_models.consistency_lens.subject import TRAINED_ON, PatchedSubject, training_digest
 from lit_models.consistency_lens.teacher import TeacherText, recent_words
 from lit_models.training.dropout import mixed

@@ -1,6 +1,9 @@
-"""Verbalizer, reconstructor, and the lens that combines them with a subject.
+"""Verbalizer, reconstructor, the lens that combines them with a subject, and its readings.
 
-Shapes: B activations, D features, L blocks, P positions of the prompt, t words, V vocabulary.
+In a lens of several layers, values per layer have a first dimension of layers, none for a single
+one, and `layer` [B] is the index of each row's layer among the lens's, `None` for a single one.
+Shapes: B activations, D features, L blocks or layers, P positions of the prompt, t words, V
+vocabulary, k explanations of each activation.
 """
 
 import copy
@@ -18,7 +21,6 @@ from datamodules.core.batches import ActivationBatch
 from datamodules.core.plan import check_range
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import Network
-from lit_models.consistency_lens.layers import LayerMaps, of_layer, of_rows
 from lit_models.consistency_lens.subject import (
     BaseOptions,
     Subject,
@@ -67,6 +69,55 @@ def straight_through(logits: Tensor, noise: Tensor | None, temperature: float) -
 
 
 IMPOSSIBLE = -1e4  # logit of excluded tokens: finite, as 0 x infinity would be NaN
+
+
+def of_layer(table: Tensor, layer: Tensor | None) -> Tensor:
+    """Return the entries [B, ...] of each row's layer of a table [L, ...]; for a single layer, the
+    table [...]."""
+    return table if layer is None else table[layer]
+
+
+def of_rows(values: Sequence[Tensor], layer: Tensor | None) -> Tensor:
+    """Return for each row the value of its layer [B, ...]. Args: values [B, ...] per layer."""
+    if layer is None:
+        return values[0]
+    return torch.stack([*values])[layer, torch.arange(len(layer), device=layer.device)]
+
+
+def stack(values: Sequence[Tensor]) -> Tensor:
+    """Return the layers' values stacked; for a single layer, its value."""
+    return values[0] if len(values) == 1 else torch.stack([*values])
+
+
+def rows_of(index: int, number: int, num_layers: int, device: Any) -> Tensor | None:
+    """Return `layer` for `number` rows of one layer."""
+    return torch.full((number,), index, device=device) if num_layers > 1 else None
+
+
+def index_of(layers: Sequence[int], layer: int | None) -> int:
+    """Return the index of a layer among the lens's; `None` stands for a single layer."""
+    if layer is None and len(layers) == 1:
+        return 0
+    if layer not in layers:
+        raise ValueError(
+            f"layer {layer} is none of this lens's, which explains {', '.join(map(str, layers))}; "
+            "name one of them with layer."
+        )
+    return layers.index(layer)
+
+
+class LayerMaps(nn.Module):
+    """Affine map per layer, initially the identity; its bias lets a network identify the layer."""
+
+    def __init__(self, num_layers: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(width).repeat(num_layers, 1, 1))  # [L, D, D]
+        self.bias = nn.Parameter(torch.zeros(num_layers, width))
+
+    def forward(self, values: Tensor, layer: Tensor) -> Tensor:
+        """Return the mapped values [B, D]."""
+        every = torch.einsum("bd,led->lbe", values, self.weight) + self.bias[:, None]
+        return of_rows(every.unbind(), layer)
 
 
 class Explanation(NamedTuple):
@@ -147,7 +198,7 @@ class Verbalizer(nn.Module):
             temperature: of the gradient, see `straight_through`.
             rows: B if there is no activation.
             spread: temperature of random draws.
-            layer: [B] int64, see the module `layers`.
+            layer: [B] int64.
         """
         start = self._prompt(rows if activation is None else len(activation))
         cache, end = self.network.new_cache(), start.shape[1]
@@ -363,3 +414,58 @@ class Lens(nn.Module):
         begin = torch.full_like(token_ids[:, :1], self.begin_id)
         hidden = read(self.subject.network, torch.cat([begin, token_ids[:, :-1]], dim=1))
         return only_words(self.subject.network.head(hidden), self.verbalizer.is_word)
+
+
+DRAW = 4  # first key of random draws; `controls` uses the lower keys
+AT_ONCE = 64  # activations per pass
+
+
+def best_reading(
+    lens: Lens, activation: Tensor, key: Tensor, number: int, layer: Tensor | None = None
+) -> Explanation:
+    """Return for each activation [B, D] of layers [B] the one of `number` explanations that
+    rebuilds it best: the most probable words, which win ties, and random draws keyed by `key` [B].
+    """
+    draws = range(number - 1)
+    keys = [None, *(mixed(key, DRAW + draw) for draw in draws)]
+    drafts = [lens.verbalizer.explain(activation, one, layer=layer) for one in keys]
+    if not draws:
+        return drafts[0]
+    rebuilt = [lens.reconstructor(one.embeddings, layer) for one in drafts]
+    errors = torch.stack([(in_float32(r) - activation).square().sum(-1) for r in rebuilt])  # [k, B]
+    best, rows = errors.argmin(0), torch.arange(len(activation), device=activation.device)
+    return Explanation(*(torch.stack(each)[best, rows] for each in zip(*drafts, strict=True)))
+
+
+def worth(
+    lens: Lens, true: Tensor, explanation: Explanation, layer: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return confidence, cosine and fve [B] of explanations, as in `Reading`."""
+    chosen = explanation.logits.log_softmax(-1).gather(2, explanation.token_ids[..., None])
+    one, rebuilt = true.double(), lens.reconstructor(explanation.embeddings, layer).double()
+    mean = of_layer(lens.mean, layer).double()
+    error, spread = ((one - guess).square().sum(-1) for guess in (rebuilt, mean))
+    return chosen.mean((1, 2)).exp(), F.cosine_similarity(rebuilt, one), 1 - error / spread
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Explanation of the activation at one token of a text.
+
+    Args:
+        position: of the token, from 0; a begin-of-text token counts.
+        token: its text.
+        explanation: the words.
+        confidence: geometric mean of the words' probabilities, 0 to 1.
+        cosine: similarity of the rebuilt and the true activation.
+        fve: 1 - squared error / squared distance from the training mean, of this activation.
+        layer: of the subject.
+    """
+
+    position: int
+    token: str
+    explanation: str
+    confidence: float
+    cosine: float
+    fve: float
+    layer: int

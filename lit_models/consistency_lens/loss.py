@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, no_grad
 
 from datamodules.core.batches import TERMS, ActivationBatch
-from lit_models.consistency_lens.layers import of_layer
-from lit_models.consistency_lens.lens import Lens
+from lit_models.consistency_lens.lens import Lens, of_layer
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import in_float32

@@ -24,8 +24,18 @@ from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe, most_positions
 from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.baselines import NUM_DOCUMENTS, Baselines, tuned_map
-from lit_models.consistency_lens.layers import index_of, layer_facts, rows_of, stack
-from lit_models.consistency_lens.lens import NEVER, Lens, LensOptions
+from lit_models.consistency_lens.lens import (
+    AT_ONCE,
+    NEVER,
+    Lens,
+    LensOptions,
+    Reading,
+    best_reading,
+    index_of,
+    rows_of,
+    stack,
+    worth,
+)
 from lit_models.consistency_lens.loss import (
     NUM_WRONG,
     LensLosses,
@@ -35,7 +45,6 @@ from lit_models.consistency_lens.loss import (
     lens_terms,
     text_nats,
 )
-from lit_models.consistency_lens.readings import AT_ONCE, Reading, best_reading, worth
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
     Subject,
@@ -443,6 +452,11 @@ class LitConsistencyLens(ExactModule):
         own, other = self.lens.activation(batch), batch.get("other")
         pair = (own, own if other is None else self.lens.activation(other))
         return controls.Case(self.lens, self.baselines, batch, *pair, self.teacher, self.best_of)
+
+
+def layer_facts(subject: SubjectFacts, layers: Sequence[int]) -> dict[str, Any]:
+    """Return a lens's facts of its subject; `layer` is a list if there are several."""
+    return {**asdict(subject), "layer": layers[0] if len(layers) == 1 else [*layers]}
 
 
 def differences(first: Recipe, second: Recipe, one: str, other: str) -> str:

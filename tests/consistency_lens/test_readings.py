@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from datamodules.text.prompts import prompt_tokens
-from lit_models.consistency_lens.readings import DRAW, best_reading
+from lit_models.consistency_lens.lens import DRAW, best_reading
 from lit_models.training.dropout import mixed
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
 from tests.consistency_lens.tiny import activations, lens_of, moved

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from datamodules.activations.interchange import COLUMN, VectorFile, write_vectors
-from lit_models.consistency_lens.layers import index_of, rows_of
-from lit_models.consistency_lens.readings import AT_ONCE, best_reading, worth
+from lit_models.consistency_lens.lens import AT_ONCE, best_reading, index_of, rows_of, worth
 from lit_models.training.metrics import evaluating
 
 if TYPE_CHECKING:
