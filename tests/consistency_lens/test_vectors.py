@@ -13,7 +13,7 @@ from lightning.pytorch import seed_everything
 from datamodules import ActivationDataModule
 from datamodules.activations import interchange
 from datamodules.activations.interchange import COLUMN, SUFFIX, VectorFile
-from lit_models.consistency_lens.interchange.vectors import explain_vectors
+from lit_models.consistency_lens.interchange import explain_vectors
 from tests.activation_dumps import dumped, stories, subject
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
 from tests.toy import json_rows

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from datamodules import ActivationDataModule
 from datamodules.tokenizers.text import byte_tokenizer
-from lit_models.consistency_lens.interchange.pair import ROWS, ActivationPair, pair_rows
+from lit_models.consistency_lens.interchange import ROWS, ActivationPair, pair_rows
 from lit_models.consistency_lens.subject import Subject, load_subject, subject_recipe
 from tests.activation_dumps import dumped, stories, subject
 from tests.causal_lm.folders import saved_with_bytes

@@ -1,20 +1,22 @@
-"""Released pairs of a verbalizer and a reconstructor, and their rows in the table of controls.
+"""Interchange with other programs: explanations of activations in a parquet file; released pairs of
+a verbalizer and a reconstructor, and their rows in the table of controls.
 
-The layout is that of github.com/kitft/natural_language_autoencoders (README, nla_inference.py): two
-folders of the Hugging Face layout, av and ar, each with nla_meta.yaml. The verbalizer reads a
-prompt in which the activation, scaled to a fixed norm, replaces one token's embedding, and answers
-<explanation>…</explanation>. The reconstructor ends with the layer's block; value_head.safetensors
-maps that block's output at the prompt's last token to a direction, without a norm.
+The layout of a pair is that of github.com/kitft/natural_language_autoencoders (README,
+nla_inference.py): two folders of the Hugging Face layout, av and ar, each with nla_meta.yaml. The
+verbalizer reads a prompt in which the activation, scaled to a fixed norm, replaces one token's
+embedding, and answers <explanation>…</explanation>. The reconstructor ends with the layer's block;
+value_head.safetensors maps that block's output at the prompt's last token to a direction, without a
+norm.
 
 Shapes: B activations, D features, T tokens.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,17 +26,72 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from datamodules.activations.datamodule import ActivationDataModule
+from datamodules.activations.interchange import COLUMN, VectorFile, write_vectors
 from datamodules.activations.store import ActivationStore
 from lit_models.causal_lm.pretrained import load_network, model_of, read_recipe
 from lit_models.consistency_lens.baselines import Baselines
 from lit_models.consistency_lens.controls import Fidelity, FidelityTable, Rows
+from lit_models.consistency_lens.lens import AT_ONCE, best_reading, index_of, rows_of, worth
 from lit_models.consistency_lens.subject import PatchedSubject, Subject, outputs_of, read
+from lit_models.training.metrics import evaluating
+
+if TYPE_CHECKING:
+    from lit_models.consistency_lens.module import LitConsistencyLens
 
 NAMES = {"av": ("av", "verbalizer", "actor"), "ar": ("ar", "reconstructor", "critic")}
 META, VALUE_HEAD = "nla_meta.yaml", "value_head.safetensors"
 SAID = re.compile(r"<explanation>\s*(.*?)\s*</explanation>", re.DOTALL)
 ROWS = ("greedy", "zero", "mean", "position_mean", "token_mean", "shuffled_examples")
-AT_ONCE = 16  # activations
+PAIR_AT_ONCE = 16  # activations that a pair explains
+
+
+@torch.no_grad()
+def explain_vectors(
+    module: "LitConsistencyLens", source: str | Path, target: str | Path, best_of: int = 1
+) -> None:
+    """Write the rows of a parquet file plus explanation, confidence, cosine and fve of each
+    activation, as in `Reading`, and a sidecar; few rows are in memory at a time.
+
+    Raises:
+        FileNotFoundError: the file or its sidecar is missing.
+        FileExistsError: the target exists.
+        ValueError: the activations are of another width, layer or subject than the lens's.
+    """
+    file, subject = VectorFile.open(source), module.recipe["subject"]
+    layer = file.layer if file.layer in module.layers else subject["layer"]
+    own = {"width": subject["hidden_size"], "layer": layer, "subject": subject["digest"]}
+    known = {name: getattr(file, name) for name in own}
+    changed = [n for n, value in known.items() if value is not None and value != own[n]]
+    if changed:
+        diff = "; ".join(f"{n}: {known[n]} there, {own[n]} here" for n in changed)
+        raise ValueError(
+            f"{file.path} holds other activations ({diff}) than this lens explains; use a lens for "
+            "these, or activations of this lens's subject and layer."
+        )
+
+    index, of_all = index_of(module.layers, file.layer), len(module.layers)
+
+    def pieces() -> Iterator[dict[str, Any]]:
+        lens, first = module.lens, 0
+        for rows, found in file.pieces():
+            explanations: list[str] = []
+            numbers: list[torch.Tensor] = []
+            for true in torch.from_numpy(found).to(lens.mean).split(AT_ONCE):
+                keys = torch.arange(first, first + len(true), device=true.device)
+                layer = rows_of(index, len(true), of_all, true.device)
+                one = best_reading(lens, true, keys, best_of, layer)
+                explanations += [module.tokenizer.decode(ids) for ids in one.token_ids.tolist()]
+                numbers.append(torch.stack(worth(lens, true, one, layer), dim=1))
+                first += len(true)
+            columns = {name: rows.column(name) for name in rows.schema.names if name != COLUMN}
+            values = torch.cat(numbers).float().cpu().numpy().T
+            named = dict(zip(("confidence", "cosine", "fve"), values, strict=True))
+            yield {COLUMN: found, **columns, "explanation": explanations, **named}
+
+    facts = {"d_model": file.width, "layer_index": module.layers[index]}
+    more = {"unisono": {"subject": own["subject"], "best_of": best_of}}
+    with evaluating(module):
+        write_vectors(Path(target).expanduser(), facts | more, pieces(), "choose another name")
 
 
 class ActivationPair(nn.Module):
@@ -171,8 +228,8 @@ def pair_rows(
     mean, length = baselines.mean, statistics.norms[0]
     table = FidelityTable(ROWS, data.facts(2).group_names).to(device)
     count = len(dataset.lengths) if most is None else min(most, len(dataset.lengths))
-    for first in range(0, count, AT_ONCE):
-        numbers = np.arange(first, min(first + AT_ONCE, count))
+    for first in range(0, count, PAIR_AT_ONCE):
+        numbers = np.arange(first, min(first + PAIR_AT_ONCE, count))
         given: Any = dataset.batch(numbers, 0)
         other = given.pop("other")["activation"]
         batch: Any = {name: value.to(device) for name, value in given.items()}

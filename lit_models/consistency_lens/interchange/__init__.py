@@ -1,1 +1,0 @@
-"""Interchange with other programs: files of activations, released verbalizers."""
