@@ -1,11 +1,12 @@
-"""Controls of a test, the same evaluation with one part replaced: scores, exact over ranks and with
-bootstrap intervals; the printed table, controls.json and the page of examples.
+"""Controls of a test, the same evaluation with one part replaced: baselines from statistics and
+by the subject's head; scores, exact over ranks and with bootstrap intervals; the printed table,
+controls.json and the page of examples.
 
 Shapes: B samples, D features, t words, V vocabulary, R replicates, G groups, C rows.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import nan
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from datamodules.activations.store import ActivationStatistics, one_thread
 from datamodules.core.batches import ALL, ActivationBatch
 from datamodules.files.splitting import TRAIN
-from lit_models.consistency_lens.baselines import Baselines, unembedded_words
 from lit_models.consistency_lens.lens import (
     DRAW,
     Explanation,
@@ -36,7 +37,15 @@ from lit_models.consistency_lens.lens import (
     uniforms,
 )
 from lit_models.consistency_lens.loss import squared_error
-from lit_models.consistency_lens.subject import TRAINED_ON, PatchedSubject, training_digest
+from lit_models.consistency_lens.subject import (
+    TRAINED_ON,
+    PatchedSubject,
+    Subject,
+    output_edited,
+    outputs_of,
+    read,
+    training_digest,
+)
 from lit_models.consistency_lens.teacher import TeacherText, recent_words
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
@@ -60,6 +69,97 @@ REFERENCE_ROWS = ("teacher_text_separate", "separate_reader")
 _POISSON, _WORD_ORDER = 2, 3  # keys of random draws
 Row = dict[str, float]
 Rows = dict[str, Row]
+
+
+NUM_DOCUMENTS = 1024  # of the training part; the map is fitted on all their tokens
+RIDGE = 1e-4  # relative to each input's mean square
+
+
+class Baselines(nn.Module):
+    """Estimates of a layer's activation from statistics of the current data's training part."""
+
+    mean: Tensor
+    unit_mean: Tensor
+    token_means: Tensor
+    token_row: Tensor
+    position_means: Tensor
+    components: Tensor
+    tuned: Tensor
+
+    def __init__(self, statistics: ActivationStatistics, vocab_size: int) -> None:
+        super().__init__()
+        row = torch.full((vocab_size,), len(statistics.token_ids))
+        row[torch.from_numpy(statistics.token_ids)] = torch.arange(len(statistics.token_ids))
+        self.register_buffer("token_row", row, persistent=False)
+        self.register_buffer("tuned", None, persistent=False)  # `tuned_map`, set in a test
+        for name in ("mean", "unit_mean", "token_means", "position_means", "components"):
+            table = torch.from_numpy(getattr(statistics, name)).float()
+            self.register_buffer(name, table, persistent=False)
+
+    def of_token(self, token: Tensor, mean: Tensor) -> Tensor:
+        """Return the mean activations [B, D] of tokens [B]; `mean` [D] or [B, D] if unseen."""
+        return _known(self.token_means, self.token_row[token], mean)
+
+    def of_position(self, position: Tensor, mean: Tensor) -> Tensor:
+        """Return the mean activations [B, D] at positions [B]; `mean` as in `of_token`."""
+        return _known(self.position_means, position, mean)
+
+    def projected(self, activation: Tensor, number: int) -> Tensor:
+        """Return activations [B, D] projected on the first `number` principal components."""
+        components = self.components[:number]
+        return self.mean + (activation - self.mean) @ components.T @ components
+
+
+def _known(table: Tensor, row: Tensor, mean: Tensor) -> Tensor:
+    """Return rows of a table [n, D] by index [B]; the mean for indices from n on."""
+    found = table[row.clamp(max=len(table) - 1)]
+    return found.where((row < len(table))[:, None], mean.to(table))
+
+
+def unembedded_words(lens: Lens, activation: Tensor, tuned: Tensor | None = None) -> Tensor:
+    """Return the most probable words by the subject's head [B, t] int64, likeliest first.
+
+    Args:
+        activation: [B, D], used as output of the last block.
+        tuned: [D + 1, D] from `tuned_map`; `None` uses the activation unchanged.
+
+    Source: the logit lens (nostalgebraist 2020); Belrose et al. 2023, "Eliciting latent predictions
+    from transformers with the tuned lens", sections 2 and 3.
+    """
+    network = lens.subject.network
+    hidden = activation if tuned is None else activation @ tuned[:-1] + tuned[-1]
+    ids = torch.full((len(hidden), 1), lens.begin_id, device=hidden.device)
+    with output_edited(network.blocks()[-1], lambda output: hidden[:, None].to(output.dtype)):
+        logits = network.head(read(network, ids))[:, 0].float()
+    logits = logits.masked_fill(~lens.verbalizer.is_word, -torch.inf)
+    return logits.topk(lens.verbalizer.num_words).indices
+
+
+def tuned_map(subject: Subject, batches: Iterable[ActivationBatch], index: int = -1) -> Tensor:
+    """Return weights and bias [D + 1, D] of the affine map from the output of the subject's layer
+    `index` to that of the last block, with the least squared error over all tokens.
+
+    A ridge regression towards the identity, in float64 on one thread; the source minimises the KL
+    of the words by gradient descent instead.
+    """
+    blocks, width = subject.network.blocks(), subject.network.embedding.weight.shape[1]
+    own = subject.layer_blocks[index]
+    squares = torch.zeros(width + 1, width + 1, dtype=torch.float64, device="cpu")
+    products = torch.zeros(width + 1, width, dtype=torch.float64, device="cpu")
+    device = subject.network.embedding.weight.device
+    with one_thread(), torch.no_grad():
+        for batch in batches:
+            ids = batch["input_ids"].to(device)
+            found = outputs_of([own, blocks[-1]], partial(read, subject.network, ids))
+            places = torch.arange(ids.shape[1], device=device)
+            is_token = places < batch["lengths"].to(device)[:, None]
+            inputs, outputs = (x[is_token].cpu().double() for x in found)
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+            squares += inputs.T @ inputs
+            products += inputs.T @ outputs
+        ridge = RIDGE * squares.diag().diag()
+        weights = torch.linalg.solve(squares + ridge, products + ridge[:, :-1])
+    return weights.to(subject.network.embedding.weight)
 
 
 class Fidelity(NamedTuple):
@@ -481,7 +581,8 @@ class ControlTable(Callback):
             metric.update(torch.tensor(value, dtype=torch.float64), torch.tensor(1))
             pl_module.log(f"test/{name}", metric, metric_attribute=f"headline.{place}")
         dataset = trainer.datamodule.datasets["test"]
-        chosen = evenly(len(dataset.lengths), NUM_EXAMPLES)
+        last = len(dataset.lengths) - 1
+        chosen = np.linspace(0, last, min(NUM_EXAMPLES, last + 1)).round().astype(int)
         lines = examples(trainer, pl_module, dataset, chosen)  # on every rank
         if not trainer.is_global_zero:
             return
@@ -558,25 +659,20 @@ def _number(value: float) -> str:
     return f"{value:.1e}".replace("e+0", "e")
 
 
-def evenly(length: int, number: int) -> list[int]:
-    """Return `number` evenly spaced values of 0 … length - 1, including the first and the last."""
-    return np.unique(np.linspace(0, length - 1, min(number, length)).round().astype(int)).tolist()
-
-
 def examples(
-    trainer: Trainer, module: LightningModule, dataset: Any, numbers: Sequence[int]
+    trainer: Trainer, module: LightningModule, dataset: Any, numbers: np.ndarray
 ) -> list[dict[str, Any]]:
     """Return the lines of `predict` for some samples, sorted by error, with `words`: (text,
     salience) of each word of the explanation.
 
     Every rank computes all lines, so that no rank waits for another.
     """
-    batch = module.transfer_batch_to_device(dataset.batch(np.array(numbers), 0), module.device, 0)
+    batch = module.transfer_batch_to_device(dataset.batch(numbers, 0), module.device, 0)
     with torch.no_grad():
         found = trainer.strategy.predict_step(batch, 0, with_salience=True)
     results, lines = {name: values.cpu().numpy() for name, values in found.items()}, []
     decode = dataset.pieces.store.tokenizer.decode_continuation
-    for row, number in enumerate(numbers):
+    for row, number in enumerate(numbers.tolist()):
         values = {name: result[row] for name, result in results.items()}
         line = dataset.explanation_line(number, values, CONTROLS)
         texts = [decode([i], skip_special_tokens=False) for i in values["token_ids"]]

@@ -29,8 +29,7 @@ from datamodules.activations.datamodule import ActivationDataModule
 from datamodules.activations.interchange import COLUMN, VectorFile, write_vectors
 from datamodules.activations.store import ActivationStore
 from lit_models.causal_lm.pretrained import load_network, model_of, read_recipe
-from lit_models.consistency_lens.baselines import Baselines
-from lit_models.consistency_lens.controls import Fidelity, FidelityTable, Rows
+from lit_models.consistency_lens.controls import Baselines, Fidelity, FidelityTable, Rows
 from lit_models.consistency_lens.lens import AT_ONCE, best_reading, index_of, rows_of, worth
 from lit_models.consistency_lens.subject import PatchedSubject, Subject, outputs_of, read
 from lit_models.training.metrics import evaluating

@@ -23,7 +23,6 @@ from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.pretrained import check_recipe, most_positions
 from lit_models.consistency_lens import controls
-from lit_models.consistency_lens.baselines import NUM_DOCUMENTS, Baselines, tuned_map
 from lit_models.consistency_lens.lens import (
     AT_ONCE,
     NEVER,
@@ -224,7 +223,7 @@ class LitConsistencyLens(ExactModule):
                 samples = [data.training_sample(MOST_SAMPLES, index) for index in places]
                 self.lens.told_map = stack([told_map(self.lens, one) for one in samples])
             size = len(self.lens.token_counts)
-            self.baselines = nn.ModuleList(Baselines(one, size) for one in found)
+            self.baselines = nn.ModuleList(controls.Baselines(one, size) for one in found)
             tested = data.facts(TEST)
             given = (controls.ROW_NAMES, tested.group_names, self.layers)
             self.fidelity = controls.FidelityTable(*given)
@@ -292,7 +291,8 @@ class LitConsistencyLens(ExactModule):
         """Fit the tuned lens's affine maps once, on documents of the training part."""
         for index, one in enumerate(self.baselines):
             if one.tuned is None:
-                one.tuned = tuned_map(self.lens.subject, data.training_sample(NUM_DOCUMENTS), index)
+                sample = data.training_sample(controls.NUM_DOCUMENTS)
+                one.tuned = controls.tuned_map(self.lens.subject, sample, index)
 
     def test_step(self, batch: ActivationBatch, batch_idx: int) -> SampleResult:
         self.fit_tuned_lens(self.trainer.datamodule)  # in a step, as only there weights are whole

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_models.consistency_lens.baselines import tuned_map, unembedded_words
+from lit_models.consistency_lens.controls import tuned_map, unembedded_words
 from lit_models.consistency_lens.subject import outputs_of, read
 from tests.consistency_lens.tiny import activations, case_of, documents, lens_of
 

@@ -276,11 +276,6 @@ def test_the_page_shows_texts_as_they_are_and_loads_nothing():
     assert shares == ["--share: 0.75", "--share: 0.00"]
 
 
-def test_examples_stand_at_even_distances():
-    assert controls.evenly(10, 4) == [0, 3, 6, 9]
-    assert controls.evenly(2, 5) == [0, 1]
-
-
 BYTES = TokenizerOptions("bytes")  # equal for any texts
 OLDER = {"subject": 1, TRAINED_ON: ["old"]}
 NEW = {"subject": 1, TRAINED_ON: ["new"]}

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from datamodules.activations.store import statistics_of
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import Network
-from lit_models.consistency_lens.baselines import tuned_map
-from lit_models.consistency_lens.controls import Baselines, Case
+from lit_models.consistency_lens.controls import Baselines, Case, tuned_map
 from lit_models.consistency_lens.lens import (
     Explanation,
     Lens,
