@@ -56,11 +56,11 @@ def test_codes_that_a_column_with_gaps_made_decimal_are_no_codes_of_their_own(tm
 def test_codes_of_which_a_part_lost_its_zeros_are_named_by_training_too(tmp_path, caplog):
     pairs = [("07370", ""), ("7370", "51020"), ("06105", ""), ("83110", "")] * 10
     data = jobs(tmp_path / "jobs.csv", pairs)
-    said = "1 codes may have lost a leading zero: 7370; read and save code columns as text."
-    assert said in data.audit().warnings
+    warning = "1 codes may have lost a leading zero: 7370; read and save code columns as text."
+    assert warning in data.audit().warnings
     data.prepare_data()
     data.setup("fit")
-    assert said in caplog.text
+    assert warning in caplog.text
     assert code_warnings(["1", "2", "1, 2", "1,3", "a b"]) == [
         '1 codes look like several in one, such as "1, 2"; cut such cells with '
         "--data.columns.code_separator=','."
@@ -77,8 +77,8 @@ def test_tables_of_equal_columns_in_another_order_become_one(tmp_path):
     ids, sure = np.array([[1], [0]]), np.ones(2)
     results = {"code_ids": ids, "code_confidence": ids * 1.0, "set_confidence": sure}
     write_coded_table(index, BOOK, results | {"needs_review": sure == 0}, tmp_path / "out.csv")
-    found = [(row["text"], row["year"], row["code_1"]) for row in csv_rows(tmp_path / "out.csv")]
-    assert found == [("smith", "1880", "51020"), ("midwife", "1900", "07370")]
+    rows = [(row["text"], row["year"], row["code_1"]) for row in csv_rows(tmp_path / "out.csv")]
+    assert rows == [("smith", "1880", "51020"), ("midwife", "1900", "07370")]
 
 
 def test_a_column_of_a_script_is_coded_as_a_table_is(tmp_path):
@@ -136,7 +136,7 @@ def test_an_evaluation_by_a_runs_own_config_is_of_that_run_wherever_it_lies(done
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has a full device")
-def test_a_cache_that_finds_the_disk_full_says_so():
+def test_a_cache_on_a_full_disk_is_reported_as_such():
     with pytest.raises(OSError, match="requested and") as caught:
         np.zeros(100_000).tofile("/dev/full")
     assert "the disk is full; free some space" in (one_screen(caught.value) or "")

@@ -34,15 +34,15 @@ def test_batches_hold_the_normalised_rows(tmp_path):
     languages = data.recipe["languages"]
     assert [languages[i] for i in batch["language_id"]] == ["en", "en", "de", "da", "unk"]
     codes = data.recipe["code_book"]["codes"]
-    found = [[codes[i] for i in row if i >= 0] for row in batch["code_ids"].tolist()]
-    assert found == [["41025"], ["71105"], ["06510", "-1"], ["83110", "95410"], ["-1"]]
+    code_sets = [[codes[i] for i in row if i >= 0] for row in batch["code_ids"].tolist()]
+    assert code_sets == [["41025"], ["71105"], ["06510", "-1"], ["83110", "95410"], ["-1"]]
     assert batch["code_ids"][0].tolist()[1:] == [-100]
     assert batch["num_with_codes"] == (batch["code_ids"] >= 0).sum(1).bincount().tolist()
     assert batch["attention_mask"].sum(1).tolist() == dataset.lengths.tolist()
     assert "is_seen_text" not in batch
 
 
-def test_no_variant_of_a_string_stands_on_both_sides(tmp_path):
+def test_no_variant_of_a_string_is_on_both_sides(tmp_path):
     rows = [(f"{'Retired ' * (i % 2)}trade {i // 4}", "en", "10000", "") for i in range(400)]
     data = module(tmp_path, rows, split=SplitOptions(0.2, 0.2))
     data.setup("fit")

@@ -87,9 +87,9 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
     index = open_index([path], Columns(), RECIPE, "reject")
     dataset, normalise = DistinctInputs(index), TextNormalisation()
     assert len(dataset.lengths) == len({normalise(t) for t in texts} - {""})
-    found = dataset.batch(np.arange(len(dataset.lengths)), 0)["input_ids"].numpy()
+    points = dataset.batch(np.arange(len(dataset.lengths)), 0)["input_ids"].numpy()
     for text, number in zip(texts, index.arrays["input_of_row"].tolist(), strict=True):
-        assert normalise(text) == ("" if number < 0 else decode(found[number]))
+        assert normalise(text) == ("" if number < 0 else decode(points[number]))
 
 
 def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):

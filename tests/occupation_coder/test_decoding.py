@@ -193,27 +193,27 @@ def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_
         votes = share * flat + (1 - share) * sequence
         best = votes.topk(3, dim=1)
         options = decoding.DecodingOptions("mixed", beam_size=1, flat_share=share)
-        found = decoding.likeliest_sets(decoder, memory, logits, options, 1.0, num_sets=3)
+        likeliest = decoding.likeliest_sets(decoder, memory, logits, options, 1.0, num_sets=3)
     place = {frozenset(c): i for i, c in enumerate(every)}
     for record in range(12):
-        chosen = [frozenset(row) - {NONE} for row in found[record].tolist()]
-        given = torch.stack([votes[record, place[one]] for one in chosen])
-        torch.testing.assert_close(given, best.values[record], atol=1e-4, rtol=0)
+        chosen = [frozenset(row) - {NONE} for row in likeliest[record].tolist()]
+        chosen_votes = torch.stack([votes[record, place[one]] for one in chosen])
+        torch.testing.assert_close(chosen_votes, best.values[record], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["flat", "greedy", "beam", "mixed"])
 def test_the_next_sets_follow_by_their_probability(network, texts, method):
     memory, logits = texts
     options = decoding.DecodingOptions(method, 64, k_best=4)
-    found = decoding.answers(network, memory, logits, options, TEMPERATURE)
-    sets = torch.cat([found["code_ids"][:, None], found["next_ids"]], 1)
+    fields = decoding.answers(network, memory, logits, options, TEMPERATURE)
+    sets = torch.cat([fields["code_ids"][:, None], fields["next_ids"]], 1)
     share = {"flat": 1.0, "mixed": 0.5}.get(method, 0.0)
     with torch.no_grad():
         expected = (1 - share) * decoding.set_probability(network.decoder, memory, sets)
         expected += share * decoding.flat_set_log_probability(logits, sets).exp()
-    torch.testing.assert_close(found["set_confidence"], expected[:, 0])
-    torch.testing.assert_close(found["next_confidence"], expected[:, 1:])
-    assert (found["next_confidence"].diff(dim=1) <= 0).all()
+    torch.testing.assert_close(fields["set_confidence"], expected[:, 0])
+    torch.testing.assert_close(fields["next_confidence"], expected[:, 1:])
+    assert (fields["next_confidence"].diff(dim=1) <= 0).all()
     for record in range(4):
         named = [frozenset(row) - {NONE} for row in sets[record].tolist()]
         assert len(set(named)) == 4

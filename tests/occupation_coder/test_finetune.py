@@ -39,12 +39,12 @@ def write_tables(folder: Path) -> None:
     source = [row for row in rows if row["split"] == "train"][:NUM_SOURCE_ROWS]
     _write(folder / "source.csv", [list(row.values())[:4] for row in source])
     counts = Counter(row["code_1"] for row in source)
-    wanted = {code for code, _ in counts.most_common(NUM_CODES)}
+    frequent = {code for code, _ in counts.most_common(NUM_CODES)}
     for name, split in (("few.csv", "validation"), ("held.csv", "test")):
         fitting = [
             [row["text"], "no" if row["language"] == "da" else row["language"], letters(code)]
             for row in rows
-            if row["split"] == split and not row["code_2"] and (code := row["code_1"]) in wanted
+            if row["split"] == split and not row["code_2"] and (code := row["code_1"]) in frequent
         ]
         _write(folder / name, fitting[: NUM_ROWS if name == "few.csv" else None])
 
@@ -123,8 +123,8 @@ def test_languages_keep_their_rows_and_new_ones_begin_as_the_unknown_one():
     coder.recipe = {"languages": ["unk", "en", "no"]}
     weights = {"network.encoder.languages.weight": torch.tensor([[0.0], [1.0], [2.0]])}
     trained = {"state_dict": weights, "occupation_recipe": {"languages": ["unk", "da", "en"]}}
-    (found,) = coder.adapted_weights(trained).values()
-    assert found.tolist() == [[0.0], [2.0], [0.0]]
+    (rows,) = coder.adapted_weights(trained).values()
+    assert rows.tolist() == [[0.0], [2.0], [0.0]]
     trained["occupation_recipe"]["code_book"] = {"codes": ["1"]}
     for coder.init_from_part in (None, "decoder"):
         with pytest.raises(ValueError, match="heads for other codes, or for .*_part=encoder"):

@@ -58,11 +58,11 @@ def test_the_solved_head_is_the_minimum_of_its_squared_hinge_loss():
         norms = 0.5 * (weight.square().sum(1) + bias.square())
         return norms + 2.0 * (factor * short).sum(0)
 
-    found = head.weight.double().requires_grad_(), head.bias.double().requires_grad_()
-    slope = torch.autograd.grad(loss(*found)[:2].sum(), found)
+    solution = head.weight.double().requires_grad_(), head.bias.double().requires_grad_()
+    slope = torch.autograd.grad(loss(*solution)[:2].sum(), solution)
     assert max(part[:2].abs().max() for part in slope) < 2e-3
-    near = [part + 0.01 * torch.from_numpy(rng.normal(size=part.shape)) for part in found]
-    assert (loss(*near) > loss(*found)).all()
+    near = [part + 0.01 * torch.from_numpy(rng.normal(size=part.shape)) for part in solution]
+    assert (loss(*near) > loss(*solution)).all()
 
 
 def test_a_code_that_every_text_has_is_likely_everywhere():
@@ -132,11 +132,11 @@ def test_descriptions_of_codes_that_no_row_has_weigh_nothing(store):
 def test_a_linear_head_sees_each_text_once_per_set_of_codes(store, caplog, monkeypatch):
     options = OccupationLossOptions(linear=linear.LinearOptions(), repeats=0.0, unused_codes=False)
     texts, has_code, weight = linear_examples(store, options)
-    said = [decode(text) for text in texts]
-    assert said.count("farmer") == 2  # a record of two codes
-    assert "blacksmith" not in said
+    distinct_texts = [decode(text) for text in texts]
+    assert distinct_texts.count("farmer") == 2  # a record of two codes
+    assert "blacksmith" not in distinct_texts
     assert (has_code.sum(1) == 1).all()
-    of_farmer = [w for text, w in zip(said, weight, strict=True) if text == "farmer"]
+    of_farmer = [w for text, w in zip(distinct_texts, weight, strict=True) if text == "farmer"]
     assert sorted(of_farmer) == [0.25, 0.75]
     monkeypatch.setattr("lit_models.occupation_coder.loss.MOST_TEXTS", 2)
     assert len(linear_examples(store, options)[0]) == 2
@@ -200,13 +200,13 @@ def test_ngrams_within_words_are_those_of_padded_words():
     keys, _ = ngram_keys(ids, torch.tensor([ids.shape[1]]), [1, 2, 3])
     assert keys.shape == inside.shape
     text = " ab c "
-    found = {
+    ngrams = {
         (text[start : start + size])
         for start in range(len(text))
         for place, size in enumerate([1, 2, 3])
         if inside[0, start, place] and start + size <= len(text)
     }
-    assert found == {"a", "b", "c", " a", "ab", "b ", " c", "c ", " ab", "ab ", " c "}
+    assert ngrams == {"a", "b", "c", " a", "ab", "b ", " c", "c ", " ab", "ab ", " c "}
 
 
 def features(texts: list[str], **options: object) -> torch.Tensor:

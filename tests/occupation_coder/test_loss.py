@@ -72,8 +72,8 @@ def test_gaps_between_the_codes_of_a_record_close():
 def test_the_best_order_is_the_best_of_all_orders(size):
     decoder, memory = decoder_of(4), memory_of(3)
     codes = torch.tensor([[1, 0, 3, 2][:size], [3, *[NONE] * (size - 1)], [2, 3, 1, 0][:size]])
-    found = orders_of(decoder, memory, codes)
-    nats = loss.sequence_nats(decoder, memory, found)
+    ordered = orders_of(decoder, memory, codes)
+    nats = loss.sequence_nats(decoder, memory, ordered)
     for row in (0, 2):
         one = memory.select(torch.tensor([row]))
         every = [
@@ -81,8 +81,8 @@ def test_the_best_order_is_the_best_of_all_orders(size):
             for order in itertools.permutations(codes[row].tolist())
         ]
         assert nats[row].item() == pytest.approx(min(every), rel=1e-6)
-        assert sorted(found[row].tolist()) == sorted(codes[row].tolist())
-    assert found[1].tolist() == codes[1].tolist()
+        assert sorted(ordered[row].tolist()) == sorted(codes[row].tolist())
+    assert ordered[1].tolist() == codes[1].tolist()
 
 
 def test_the_search_over_orders_draws_no_random_numbers():

@@ -11,7 +11,6 @@ import torch
 from datamodules.occupations import store as stores
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, named_code_system
 from lit_models.occupation_coder import metrics as coder_metrics
-from lit_models.occupation_coder import metrics as metrics_file
 from lit_models.occupation_coder.decoding import TEMPERATURES, Decoded, TemperatureSearch
 from lit_models.occupation_coder.module import LitOccupationCoder
 
@@ -52,8 +51,10 @@ def batch_of(code_ids, weight=None, language=None, seen=None):
 
 def test_scores_of_a_record_by_hand():
     true = torch.tensor([[0, 1, NONE], [0, 1, 2], [3, NONE, NONE], [NONE] * 3])
-    given = torch.tensor([[1, NONE], [1, 3], [3, NONE], [NONE, NONE]])
-    scores = {name: score.tolist() for name, score in coder_metrics.set_scores(true, given).items()}
+    predicted = torch.tensor([[1, NONE], [1, 3], [3, NONE], [NONE, NONE]])
+    scores = {
+        name: score.tolist() for name, score in coder_metrics.set_scores(true, predicted).items()
+    }
     assert scores["accuracy"] == pytest.approx([1 / 2, 1 / 3, 1, 1])
     assert scores["precision"] == pytest.approx([1, 1 / 2, 1, 1])
     assert scores["recall"] == pytest.approx([1 / 2, 1 / 3, 1, 1])
@@ -100,16 +101,16 @@ def test_languages_and_seen_strings_are_counted_apart_and_fillers_nowhere(book):
 
 def test_the_way_records_are_batched_changes_nothing(book):
     torch.manual_seed(0)
-    true, given = torch.randint(0, 4, (21, 2)), torch.randint(0, 4, (21, 3))
+    true, predicted = torch.randint(0, 4, (21, 2)), torch.randint(0, 4, (21, 3))
     confidence = torch.rand(21)
     whole, parts = metrics_of(book), metrics_of(book)
     for metrics, cuts in ((whole, [(0, 21)]), (parts, [(0, 4), (4, 5), (5, 21)])):
         for low, high in cuts:
-            out = Decoded(given[low:high], given[low:high] * 0.0, confidence[low:high])
+            out = Decoded(predicted[low:high], predicted[low:high] * 0.0, confidence[low:high])
             metrics.update(out, batch_of(true[low:high].tolist()))
     for name in whole:
-        found, expected = whole[name].compute().item(), parts[name].compute().item()
-        assert found == pytest.approx(expected, abs=1e-14, nan_ok=True)
+        value, expected = whole[name].compute().item(), parts[name].compute().item()
+        assert value == pytest.approx(expected, abs=1e-14, nan_ok=True)
 
 
 def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
@@ -216,11 +217,11 @@ def test_the_scores_are_those_worked_out_by_hand_beside_the_models(store, capsys
 
 
 @pytest.mark.parametrize("f1", [0.6, 0.7])
-def test_a_baseline_that_wins_is_told_with_its_remedy(store, capsys, f1):
+def test_a_baseline_that_wins_is_printed_with_its_remedy(store, capsys, f1):
     figures = {"test/f1": np.float32(f1), "test/accuracy": np.float32(f1)}
     coder_metrics.LinearBaseline().on_test_end(trainer_on(store, callback_metrics=figures), None)
-    told = "the baseline is ahead by 0.0667: the linear head of occupation_coder/table.yaml"
-    assert (told in capsys.readouterr().out) == (f1 == 0.6)
+    remedy = "the baseline is ahead by 0.0667: the linear head of occupation_coder/table.yaml"
+    assert (remedy in capsys.readouterr().out) == (f1 == 0.6)
 
 
 def test_only_rank_zero_trains(store, capsys):
@@ -231,10 +232,10 @@ def test_only_rank_zero_trains(store, capsys):
 
 
 def test_more_strings_than_allowed_are_thinned_out_evenly(store, capsys, monkeypatch):
-    for most, said in ((20, "6 training strings"), (3, "3 training strings"), (1, "1 training s")):
-        monkeypatch.setattr(metrics_file, "MOST_TEXTS", most)
+    for most, line in ((20, "6 training strings"), (3, "3 training strings"), (1, "1 training s")):
+        monkeypatch.setattr(coder_metrics, "MOST_TEXTS", most)
         coder_metrics.LinearBaseline().on_test_end(trainer_on(store), None)
-        assert said in capsys.readouterr().out
+        assert line in capsys.readouterr().out
 
 
 def test_the_recipe_for_a_table_of_ones_own_needs_no_code_book_and_no_language(done, own_folder):

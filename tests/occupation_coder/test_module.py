@@ -68,7 +68,7 @@ def fitted(coder, table, folder, epochs=30, **limits):
     return folder / "coder.ckpt"
 
 
-def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, caplog):
+def test_one_batch_overfits_and_a_reloaded_coder_gives_the_same_codes(table, tmp_path, caplog):
     torch.manual_seed(0)
     coder = small_coder()
     path = fitted(coder, table, tmp_path)
@@ -95,8 +95,8 @@ def test_one_batch_overfits_and_a_reloaded_coder_says_the_same(table, tmp_path, 
     again.decoding.review_for_precision = 0.95
     with caplog.at_level("INFO"):
         trainer_of(tmp_path).validate(again, data_of(table), verbose=False)
-    said = re.search(r"predict with --model.decoding.review_below=(.*)", caplog.text)
-    assert 0.5 < float(said[1]) <= 1  # the five records are learned by heart
+    advice = re.search(r"predict with --model.decoding.review_below=(.*)", caplog.text)
+    assert 0.5 < float(advice[1]) <= 1  # the five records are learned by heart
 
 
 def test_a_trained_coder_goes_on_with_its_own_codes_and_languages_alone(table, tmp_path):
@@ -131,11 +131,11 @@ def test_a_given_temperature_stays_where_nothing_is_validated(table, tmp_path):
 def test_a_resumed_run_takes_the_temperature_that_is_given_to_it(table, tmp_path):
     coder, never = small_coder(temperature={"flat": 2.5}), {"limit_val_batches": 0}
     path = fitted(coder, table, tmp_path, epochs=1, **never)
-    for given, expected in (({"flat": 2.5}, 1.5), ({"flat": 9.0}, 9.0)):
+    for temperature, expected in (({"flat": 2.5}, 1.5), ({"flat": 9.0}, 9.0)):
         content = torch.load(path, weights_only=True)
         content["occupation_recipe"]["temperature"]["flat"] = 1.5  # as a validation found it
         torch.save(content, path)
-        coder, trainer = small_coder(temperature=given), trainer_of(tmp_path, 2, **never)
+        coder, trainer = small_coder(temperature=temperature), trainer_of(tmp_path, 2, **never)
         trainer.fit(coder, data_of(table), ckpt_path=path, weights_only=True)
         assert coder.temperature == {"seq2seq": 1.0, "flat": expected}
 

@@ -99,7 +99,7 @@ def test_symbols_follow_the_book_and_used_codes_are_closed():
 
 
 @torch.no_grad()
-def test_padding_never_changes_what_canine_says(tmp_path):
+def test_padding_never_changes_the_memory_of_canine(tmp_path):
     encoder = encoders.CanineEncoder(2, str(saved_canine(tmp_path))).eval()
     languages = torch.ones(2, dtype=torch.long)
     for length in range(1, 14):

@@ -150,14 +150,14 @@ def test_every_option_of_the_migration_page_is_tried_here():
     table = page.partition("## `finetune.py`")[2].partition("| launch |")[0]
     table = " ".join(line.partition(" | ")[2] for line in table.splitlines())
     named = set(re.findall(r"--[a-z]\w*(?:\.\w+)*", table))
-    tried = set(re.findall(r"--[a-z]\w*(?:\.\w+)*", Path(__file__).read_text()))
+    options_here = set(re.findall(r"--[a-z]\w*(?:\.\w+)*", Path(__file__).read_text()))
     elsewhere = (
         "ckpt_path data.test_files trainer.logger.project data.context_length seed_everything"
     )
     elsewhere += " model.pretrained trainer.accelerator trainer.gradient_clip_val trainer.strategy"
     elsewhere = [*elsewhere.split(), "model.optimizer.weight_decay"]
     assert len(named) > 30
-    assert named - tried == {f"--{name}" for name in elsewhere}
+    assert named - options_here == {f"--{name}" for name in elsewhere}
 
 
 UNTRAINED = shlex.split("""
@@ -286,7 +286,7 @@ def test_no_step_of_training_prepares_the_data(folder, monkeypatch):
     assert not list(folder.rglob("*.ckpt"))
 
 
-def test_weights_and_biases_stands_beside_the_other_loggers(folder):
+def test_weights_and_biases_logs_beside_the_other_loggers(folder):
     pytest.importorskip("wandb", reason="extra: wandb")
     run = build(folder, *FILES, "--trainer.logger+=WandbLogger", "--trainer.logger.offline=true")
     assert [type(logger).__name__ for logger in run.trainer.loggers][-1] == "WandbLogger"

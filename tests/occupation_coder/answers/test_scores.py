@@ -53,12 +53,12 @@ def test_a_test_tells_sources_apart(folder, capsys):
     coder, trainer = small_coder(), trainer_of(folder, epochs=1)
     trainer.callbacks.append(ScoreTable())
     scores = trainer.test(coder, data, verbose=False)[0]
-    found = {row["source"]: row for row in csv_rows(folder / "run" / "scores-test.csv")}
-    assert {name: row["records"] for name, row in found.items()} == {
+    row_of = {row["source"]: row for row in csv_rows(folder / "run" / "scores-test.csv")}
+    assert {name: row["records"] for name, row in row_of.items()} == {
         **{"all": "18", "none": "6", "parish": "12"}
     }
-    assert found["all"]["exact_match"] == f"{scores['test/exact_match']:.4f}"
-    parts = sum(int(found[n]["records"]) * float(found[n]["f1"]) for n in ("none", "parish"))
+    assert row_of["all"]["exact_match"] == f"{scores['test/exact_match']:.4f}"
+    parts = sum(int(row_of[n]["records"]) * float(row_of[n]["f1"]) for n in ("none", "parish"))
     assert parts / 18 == pytest.approx(scores["test/f1"], abs=1e-4)
     assert "parish" in capsys.readouterr().out
     data = OccupationDataModule(**files, columns=Columns(source="book"), global_batch_size=8)

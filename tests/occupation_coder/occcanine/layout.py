@@ -68,16 +68,16 @@ class Reference(nn.Module):
     def state(self, kind: str) -> dict[str, Tensor]:
         """The weights under the layout's names."""
         base = "basemodel." if kind == "flat" else "encoder."
-        found = {base + n: v for n, v in self.encoder.state_dict().items()}
+        weights = {base + n: v for n, v in self.encoder.state_dict().items()}
         head = dict(self.linear_decoder.state_dict())
         if kind == "flat":
-            return found | {f"out.{n}": v for n, v in head.items()}
-        found["decoder.token_emb.embedding.weight"] = self.embedding.weight.detach()
-        found |= {f"decoder.decoder.{n}": v for n, v in self.decoder.state_dict().items()}
-        found |= {f"decoder.head.{n}": v for n, v in self.head.state_dict().items()}
+            return weights | {f"out.{n}": v for n, v in head.items()}
+        weights["decoder.token_emb.embedding.weight"] = self.embedding.weight.detach()
+        weights |= {f"decoder.decoder.{n}": v for n, v in self.decoder.state_dict().items()}
+        weights |= {f"decoder.head.{n}": v for n, v in self.head.state_dict().items()}
         if kind == "mix":
-            found |= {f"linear_decoder.{n}": v for n, v in head.items()}
-        return {name: value.float() for name, value in found.items()}
+            weights |= {f"linear_decoder.{n}": v for n, v in head.items()}
+        return {name: value.float() for name, value in weights.items()}
 
 
 def random_model(vocab_size: int = 19, num_rows: int = len(CODES) + 1) -> Reference:
@@ -95,8 +95,8 @@ def hub_folder(folder: Path, model: Reference, kind: str, **config: Any) -> Path
     folder.mkdir()
     weights = {name: value.clone() for name, value in model.state(kind).items()}
     save_file(weights, folder / "model.safetensors")
-    said = {"model_domain": "Multilingual_CANINE", "dropout_rate": 0.0, **config}
-    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    settings = {"model_domain": "Multilingual_CANINE", "dropout_rate": 0.0, **config}
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
 
 
