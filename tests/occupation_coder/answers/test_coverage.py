@@ -9,7 +9,6 @@ import torch
 
 from datamodules import Columns, OccupationDataModule
 from datamodules.core.batches import padded_texts
-from datamodules.occupations.datamodule import CrosswalkOptions
 from datamodules.tokenizers.codes import encode
 from lit_models.occupation_coder.decoding import (
     DecodingOptions,
@@ -127,15 +126,15 @@ def coder_of(folder):
     return LitOccupationCoder.load_from_checkpoint(folder / "coder.ckpt")
 
 
-def test_a_validation_finds_the_limit_and_a_test_says_what_the_sets_hold(tables):
+def test_a_validation_finds_the_limit_and_a_test_logs_what_the_sets_hold(tables):
     again = coder_of(tables)
     scores = trainer_of(tables, 1).test(again, data_of(tables), verbose=False)[0]
     assert 0.85 <= scores["test/set_coverage"] <= 0.96
     assert 1 <= scores["test/set_size"] < 5
-    told = again.code(texts := ["smith", "clerk 7"], language="en")
+    coded = again.code(texts := ["smith", "clerk 7"], language="en")
     marginals = code_marginals(again.network, *again(one_batch(again, texts)), again.decoding)
     book, limit = again.recipe["code_book"]["codes"], again.recipe["set_limits"]["0.9"]
-    for text, shares in zip(told, marginals, strict=True):
+    for text, shares in zip(coded, marginals, strict=True):
         order = shares.argsort(descending=True).tolist()
         assert text.plausible == [book[i] for i in order if shares[i] >= limit]
     for other, name in (({"coverage": 0.8}, "0.8"), ({"method": "flat"}, "0.9 at flat_share 1")):
@@ -145,11 +144,11 @@ def test_a_validation_finds_the_limit_and_a_test_says_what_the_sets_hold(tables)
         PlausibleSets(DecodingOptions(coverage=0.9)).limit({})
 
 
-def predict(coder, folder, name, walk, **options):
+def predict(coder, folder, name, **options):
     """Code mine.csv into this file."""
     files = {"predict_files": str(folder / "mine.csv"), "predict_output": str(folder / name)}
     trainer = toy_trainer(folder / f"of {name}", precision=32, **options)
-    trainer.predict(coder, data_of(folder, **files, crosswalk=walk), return_predictions=False)
+    trainer.predict(coder, data_of(folder, **files), return_predictions=False)
 
 
 def one_batch(coder, texts):
@@ -157,28 +156,22 @@ def one_batch(coder, texts):
     return {**batch, "language_id": torch.zeros(len(texts), dtype=torch.long)}
 
 
-def test_a_coded_table_has_sets_other_systems_and_vectors_beside_it(tables, caplog):
+def test_a_coded_table_has_sets_and_vectors_beside_it(tables):
     coder = coder_of(tables)
-    rows = [("83110", "7", "M"), ("83110", "7", "M"), ("41025", "4", ""), ("00000", "1", "x")]
-    walk = table(tables / "walk.csv", rows, ("code", "hisclass", "sex"))
-    predict(coder, tables, "out.parquet", CrosswalkOptions(walk))
+    predict(coder, tables, "out.parquet")
     table_of_before = (tables / "out.parquet").rename(tables / "before.parquet")
     with pytest.raises(FileExistsError, match="embeddings.parquet exists and is not overwritten"):
-        predict(coder, tables, "out.parquet", None)
-    found = pq.read_table(table_of_before).to_pylist()
+        predict(coder, tables, "out.parquet")
+    rows = pq.read_table(table_of_before).to_pylist()
     vectors = pq.read_table(tables / "out.parquet.embeddings.parquet")["embedding"].to_pylist()
-    assert len(found) == len(vectors) == 30
-    texts = [row["text"] for row in found]
+    assert len(rows) == len(vectors) == 30
+    texts = [row["text"] for row in rows]
     coded = coder.eval().code(texts)
     memory, _ = coder(one_batch(coder, texts))
     np.testing.assert_allclose(vectors, memory.hidden[:, 0].detach(), rtol=0, atol=1e-5)
-    for row, one in zip(found, coded, strict=True):
+    for row, one in zip(rows, coded, strict=True):
         assert set(filter(None, row["plausible_codes"].split("|"))) == set(one.plausible)
         assert row["num_plausible"] == len(one.plausible)
-        assert row["hisclass_1"] == {"83110": "7", "41025": "4"}.get(row["code_1"], "")
-        assert row["sex_1"] == {"83110": "M"}.get(row["code_1"], "")
-    assert '1 codes are not in the model\'s book, such as "00000" in line 5: left' in caplog.text
-    assert "codes lead to no sex, such as" in caplog.text
 
 
 @pytest.mark.slow
@@ -186,7 +179,7 @@ def test_sets_and_vectors_are_the_same_bytes_on_two_devices(tables):
     written = []
     for devices, strategy in ((1, "auto"), (2, "ddp_spawn")):
         out = tables / f"out{devices}.csv"
-        predict(coder_of(tables), tables, out.name, None, devices=devices, strategy=strategy)
+        predict(coder_of(tables), tables, out.name, devices=devices, strategy=strategy)
         vectors = out.with_name(f"{out.name}.embeddings.parquet")
         written.append((out.read_bytes(), vectors.read_bytes()))
     assert written[0] == written[1]
