@@ -1,7 +1,6 @@
 """Benchmark of one GPU, at toy sizes and with rows that only pretend to measure."""
 
 import json
-import subprocess
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -27,63 +26,36 @@ LINE = {
 }
 
 
+PRINTED = "Traceback\nRuntimeError: the cause\n\nrank 0, step 1. `unisono replay X`\n"
+
+
 def options(small: bool = False, only: str = "") -> Namespace:
     return Namespace(small=small, only=only, text=Path("input.txt"), trace=None, module="gpu")
 
 
-class Measure:
-    """Pretends to measure; rows whose names are in `broken` fail with the given message."""
+def measured_rows(path: Path, monkeypatch: pytest.MonkeyPatch, only: str, broken: str) -> list[str]:
+    """Pretend to measure the rows whose names begin so; all rows named `broken` fail."""
 
-    def __init__(self, **broken: str) -> None:
-        self.broken, self.asked = broken, []
-
-    def __call__(self, name: str, row: Row, options: Namespace) -> list[Figure]:
-        self.asked.append(name)
-        if name in self.broken:
-            raise gpu.RowFailed(self.broken[name])
+    def measured(name: str, row: Row, options: Namespace) -> list[Figure]:
+        if name == broken:
+            raise gpu.RowFailed(PRINTED)
         return [Figure("GPU", name, "tokens/s", [100.0, 120.0])]
 
-
-def measured(path: Path, measure: Measure, **given: bool | str) -> list[str]:
-    asked = options(**given)
-    return measure_all(gpu.rows(asked), asked, AIMS, path, measure)
+    monkeypatch.setattr(gpu, "measured", measured)
+    return measure_all(gpu.rows(options()), options(only=only), AIMS, path)
 
 
-def kept_rows(path: Path) -> set[tuple[str, str]]:
-    rows = json.loads(path.read_text())["figures"]
-    return {(row["what"], row["peer"]) for row in rows}
-
-
-def test_a_row_that_fails_is_named_keeps_what_it_printed_and_loses_no_other(tmp_path):
-    printed = "Traceback\nRuntimeError: the cause\n\nrank 0, step 1. `unisono replay X`\n"
+def test_a_row_that_fails_is_named_and_the_file_keeps_all_others(tmp_path, monkeypatch):
     path, log = tmp_path / "x.json", tmp_path / "gpu" / "1b-compiled.log"
-    missing = measured(path, Measure(**{"1b, compiled": printed}))
-    assert missing == [f"1b, compiled: RuntimeError: the cause; all that it printed is in {log}"]
-    assert log.read_text() == printed
-    names = {what for what, _ in kept_rows(path)}
-    assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager"} <= names
+    failures = measured_rows(path, monkeypatch, "", "1b, compiled")
+    assert failures == [f"1b, compiled: RuntimeError: the cause; all that it printed is in {log}"]
+    assert log.read_text() == PRINTED
+    assert measured_rows(path, monkeypatch, CODER, "") == []
+    rows = [(row["what"], row["peer"]) for row in json.loads(path.read_text())["figures"]]
+    names = {what for what, _ in rows}
+    assert {"gpt2-124m, compiled", "7b, LoRA, compiled", "1b, eager", CODER, SHAKESPEARE} <= names
     assert "1b, compiled" not in names  # the row failed: no figures, no comparison
-    assert ("gpt2-124m, compiled", "gpt2-124m, eager") in kept_rows(path)
-
-
-def test_rows_of_one_name_are_measured_beside_those_that_are_kept(tmp_path):
-    path, second = tmp_path / "x.json", Measure()
-    assert len(measured(path, Measure(**{CODER: "busy"}))) == 1
-    assert measured(path, second, only="retriever") == []
-    assert second.asked == [CEILINGS, gpu.RETRIEVER]
-    assert measured(path, Measure(), only=CODER) == []
-    assert {(CODER, ""), (SHAKESPEARE, ""), ("1b, compiled", "")} <= kept_rows(path)
-    assert measured(tmp_path / "toys.json", Measure(), small=True) == []
-    assert not (tmp_path / "toys.json").exists()
-
-
-def test_a_row_that_hangs_is_ended_in_time(monkeypatch):
-    def run(*command: str, timeout_s: float) -> subprocess.CompletedProcess:
-        raise subprocess.TimeoutExpired(command, timeout_s)
-
-    monkeypatch.setattr(gpu, "run", run)
-    with pytest.raises(gpu.RowFailed, match="not done within 60 s"):
-        gpu.measured("1b, eager", Row(lambda _: [], 60.0), options())
+    assert rows.count(("gpt2-124m, compiled", "gpt2-124m, eager")) == 1
 
 
 @pytest.mark.parametrize("module", [gpu, gpu_kernels])

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
-from tests.benchmarks.figures import FILE, Figures, measured_since, now, show
+from tests.benchmarks.figures import FILE, Figures, read, table
 
-GPU = "tests.benchmarks.gpu"
 ROWS = pytest.StashKey[Figures]()
-BEGUN = pytest.StashKey[str]()
+IN_PROCESSES = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +41,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     is_skipped = any(mark.args[0] for mark in item.iter_markers("skipif"))  # as pytest reads it
     if len(session.items) < 2 or item.path.parent != here or is_skipped:
         return None
-    session.config.stash.setdefault(BEGUN, now())
+    session.config.stash[IN_PROCESSES] = True
     place = (item.nodeid, item.location)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     print(f"\n{session.items.index(item) + 1} of {len(session.items)}: {item.nodeid}", flush=True)
@@ -60,13 +58,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     config = terminalreporter.config
-    path = config.rootpath / FILE
     found = config.stash.get(ROWS, None)
-    if BEGUN in config.stash:
-        found = measured_since(config.stash[BEGUN], path)
-    if found is not None and found.rows:
-        terminalreporter.write_line("")
-        show(found.rows, Console(highlight=False))
-        terminalreporter.write_line(f"kept in {path}")
+    rows = found.rows if found is not None else []
+    if config.stash.get(IN_PROCESSES, False):
+        rows = [row for row, _ in read(config.rootpath / FILE)]
+    if rows:
+        for family in dict.fromkeys(row.family for row in rows):
+            lines = table([row for row in rows if row.family == family])
+            terminalreporter.write_line(f"\n{lines}")
         gpu = "there is one" if torch.cuda.is_available() else "there is none here"
-        terminalreporter.write_line(f"CPU rows; those of a GPU: python -m {GPU} ({gpu})")
+        terminalreporter.write_line(f"\nkept in {FILE}; CPU rows: those of a GPU ({gpu}) come from")
+        terminalreporter.write_line("python -m tests.benchmarks.gpu")

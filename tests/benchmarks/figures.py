@@ -1,4 +1,4 @@
-"""Benchmark rows: one row for each figure, one table for each family, one file.
+"""Benchmark rows: one row for each figure, one table, one file.
 
 python -m tests.benchmarks.figures prints runs/benchmarks.json as the table of the README.
 """
@@ -15,9 +15,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-
-from rich.console import Console
-from rich.table import Table
 
 FILE = Path("runs") / "benchmarks.json"
 COLUMNS = ("ours", "peer's", "ratio", "aim", "")
@@ -136,13 +133,8 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "lightning": lightning.__version__,
         "transformers": transformers.__version__,
-        "date": now(),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
     }
-
-
-def now() -> str:
-    """Return the date and time in UTC, to the second."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
 
 
 def _processor() -> str:
@@ -152,42 +144,9 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def read(path: Path) -> tuple[list[Figure], list[dict[str, Any]]]:
-    """Return the rows of a file, and the machine of each."""
-    rows = json.loads(path.read_text("utf-8"))["figures"]
-    machines = [row.pop("machine") for row in rows]
-    return [figure_of(row) for row in rows], machines
-
-
 def figure_of(row: dict[str, Any]) -> Figure:
     """Return the figure that `asdict` turned into this dictionary."""
     return Figure(**{**row, "aim": row["aim"] and Aim(**row["aim"])})
-
-
-def measured_since(begun: str, path: Path) -> Figures:
-    """Return the rows of a file that were measured since a time. Args: begun, from `now`."""
-    if not path.exists():
-        return Figures()
-    rows, machines = read(path)
-    together = zip(rows, machines, strict=True)
-    return Figures([row for row, machine in together if machine["date"] >= begun])
-
-
-def show(rows: Sequence[Figure], console: Console) -> None:
-    """Print a table for each family."""
-    for family in dict.fromkeys(row.family for row in rows):
-        console.print(table(family, [row for row in rows if row.family == family]))
-
-
-def table(family: str, rows: Sequence[Figure]) -> Table:
-    """Return the table of one family."""
-    shown = Table(title=family, title_justify="left")
-    for name in ("what, unit, beside", *COLUMNS):
-        shown.add_column(name, justify="right" if name in COLUMNS else "left")
-    for row in rows:
-        what, unit, peer, *values = cells(row)
-        shown.add_row(f"{what}, {unit}" + (f"\n  beside {peer}" if peer else ""), *values)
-    return shown
 
 
 def cells(row: Figure) -> tuple[str, ...]:
@@ -208,25 +167,34 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def markdown(path: Path) -> str:
-    """Return the rows of a file as the README shows them, and the machines below them.
-
-    Rows of `unisono plan` are in the card of that command.
-    """
-    rows, machines = read(path)
+def table(rows: Sequence[Figure]) -> str:
+    """Return rows as the README shows them."""
     names = ("family", "what, unit", "beside", *COLUMNS)
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in sorted(rows, key=lambda row: row.family):
         what, unit, *values = cells(row)
-        if row.family != "forecast":
-            lines.append(f"| {row.family} | {what}, {unit} | {' | '.join(values)} |")
+        lines.append(f"| {row.family} | {what}, {unit} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def read(path: Path) -> list[tuple[Figure, dict[str, Any]]]:
+    """Return the rows of a file, each with its machine."""
+    content = json.loads(path.read_text("utf-8"))["figures"]
+    machines = [row.pop("machine") for row in content]
+    return [(figure_of(row), machine) for row, machine in zip(content, machines, strict=True)]
+
+
+def main(path: Path) -> None:
+    """Print the table of a file, and the machines that its rows come from."""
+    rows = read(path)
+    print(table([row for row, _ in rows]), end="\n\n")
     facts = ("device", "threads", "torch", "lightning", "transformers")
-    told = dict.fromkeys(
-        ", ".join(f"{name} {each[name]}" for name in facts) + f", {each['date'][:10]}"
-        for each in machines
+    machines = (
+        ", ".join(f"{name} {machine[name]}" for name in facts) + f", {machine['date'][:10]}"
+        for _, machine in rows
     )
-    return "\n".join([*lines, "", *told])
+    print(*dict.fromkeys(machines), sep="\n")
 
 
 if __name__ == "__main__":
-    print(markdown(Path(sys.argv[1]) if sys.argv[1:] else FILE))
+    main(Path(sys.argv[1]) if sys.argv[1:] else FILE)

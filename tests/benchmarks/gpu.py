@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 
 from tests.benchmarks import gpu_rows
-from tests.benchmarks.figures import FILE, Aim, Figure, Figures, figure_of, show
+from tests.benchmarks.figures import FILE, Aim, Figure, Figures, figure_of, table
 from tests.benchmarks.gpu_rows import GPU, SIZES, language_model
 from tests.distributed.launch import run
 
@@ -63,7 +62,6 @@ class Row(NamedTuple):
 
 
 Rows = Mapping[str, Row]
-Measure = Callable[[str, Row, argparse.Namespace], list[Figure]]
 
 
 class RowFailed(RuntimeError):
@@ -149,7 +147,7 @@ def slug(name: str) -> str:
     return re.sub("[^a-z0-9]+", "-", name.lower())
 
 
-def figures_of(table: Rows, found: dict[str, list[Figure]], aims: Mapping[Any, float]) -> Figures:
+def figures_of(rows: Rows, found: dict[str, list[Figure]], aims: Mapping[Any, float]) -> Figures:
     """Return the figures of all measured rows, with their aims: each alone, as a share of the
     device's ceiling, and beside its peers. Rows were measured one after the other."""
     figures = Figures()
@@ -164,7 +162,7 @@ def figures_of(table: Rows, found: dict[str, list[Figure]], aims: Mapping[Any, f
             least = aims.get((row.what, row.unit))
             aim = row.aim if least is None else Aim(least, is_least=True, of="value")
             figures.rows.append(replace(row, aim=aim))
-        for peer, aim in table[name].peers.items():
+        for peer, aim in rows[name].peers.items():
             if peer in found:
                 ours, theirs = own[0], found[peer][0]
                 both = [row.memory_gib and row.memory_gib[0] for row in (ours, theirs)]
@@ -174,52 +172,44 @@ def figures_of(table: Rows, found: dict[str, list[Figure]], aims: Mapping[Any, f
 
 
 def measure_all(
-    table: Rows,
-    options: argparse.Namespace,
-    aims: Mapping[Any, float] = AIMS,
-    path: Path = FILE,
-    measure: Measure = measured,
+    rows: Rows, options: argparse.Namespace, aims: Mapping[Any, float], path: Path = FILE
 ) -> list[str]:
     """Measure the rows; keep and show their figures, but only show those of toy sizes, without
     aims. Return a line for each row that failed; all output of the rows is in gpu/.
 
     Args:
-        table: rows of the command, by name.
+        rows: of the command, by name.
         options: `small`, `only`, `trace` and `text` of the command line.
         aims: (what, unit) -> least value.
         path: of the file that keeps the figures.
-        measure: measures one row, as `measured` does.
     """
-    console, figures = Console(highlight=False), Figures()
+    figures = Figures()
     found: dict[str, list[Figure]] = {}
-    missing: list[str] = []
-    for name, each in table.items():
+    failures: list[str] = []
+    for name, row in rows.items():
         if name != CEILINGS and not name.startswith(options.only):
             continue
         try:
-            found[name] = measure(name, each, options)
+            found[name] = measured(name, row, options)
         except RowFailed as error:
             log = path.parent / "gpu" / f"{slug(name)}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(error.printed, "utf-8")
-            missing.append(f"{name}: {error}; all that it printed is in {log}")
+            failures.append(f"{name}: {error}; all that it printed is in {log}")
             continue
-        figures = figures_of(table, found, aims)
+        figures = figures_of(rows, found, aims)
         if options.small:  # aims are not meant for toy sizes
-            figures.rows = [replace(row, aim=None) for row in figures.rows]
+            figures.rows = [replace(figure, aim=None) for figure in figures.rows]
         else:
             figures.write(path)
-        shown = [row for row in figures.rows if row.what.startswith(name)]
-        show(shown, console)
-        for row in shown:
-            memory = f"{row.memory_gib[0]:.1f} GiB; " if row.memory_gib else ""
-            if row.note:
-                line = f"  {row.what}, {row.unit}: {memory}{row.note}"
-                console.print(line, markup=False, soft_wrap=True)
-    show(figures.rows, console)
-    for line in missing:
-        console.print(line, markup=False, soft_wrap=True)
-    return missing
+        shown = [figure for figure in figures.rows if figure.what.startswith(name)]
+        print(table(shown))
+        for figure in shown:
+            memory = f"{figure.memory_gib[0]:.1f} GiB; " if figure.memory_gib else ""
+            if figure.note:
+                print(f"  {figure.what}, {figure.unit}: {memory}{figure.note}")
+    print(table(figures.rows), *failures, sep="\n")
+    return failures
 
 
 def main(
