@@ -41,16 +41,6 @@ def test_chunks_are_added_in_one_expression_on_any_number_of_replicas(num_replic
     assert expression(num_replicas) == expression(1)
 
 
-def test_the_cut_of_a_step_does_not_depend_on_the_replicas():
-    ids, lengths = np.arange(37), np.random.default_rng(0).integers(1, 20, 37)
-    cuts = []
-    for replicas in (1, 2, 4, 8):
-        dealt = (deal(ids, lengths, replicas, r, 8 // replicas) for r in range(replicas))
-        chunks = [chunk for share in dealt for chunk in share]
-        cuts.append({(tuple(i.tolist()), tuple(w.tolist())) for i, w in chunks})
-    assert cuts[0] == cuts[1] == cuts[2] == cuts[3]
-
-
 def test_a_parameter_that_some_micro_batches_do_not_reach_keeps_its_gradient():
     tree = TreeSum()
     for gradient in (None, torch.tensor([2.0]), None, torch.tensor([3.0])):

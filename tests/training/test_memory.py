@@ -252,14 +252,6 @@ def test_a_loss_that_couples_its_samples_is_tried_whole(tmp_path):
         fit(tmp_path / "too large", ToyData(), Coupled(), most=20)
 
 
-def test_limits_and_intervals_stay_global_steps(tmp_path):
-    options = {"limit_train_batches": 6, "val_check_interval": 3, "max_epochs": 1}
-    for name, micro in (("auto", None), ("given", 2)):
-        fit(tmp_path / name, ToyData(micro_batch_size=micro), **options)
-    assert_equal(tmp_path / "auto", tmp_path / "given")
-    assert len(ledger_lines(tmp_path / "auto")) == 6
-
-
 @pytest.mark.parametrize("most", [10, 1000])
 def test_a_resumed_run_may_find_another_micro_batch(tmp_path, most):
     fit(tmp_path / "whole", ToyData(micro_batch_size=2))

@@ -145,26 +145,6 @@ def test_parameters_without_a_gradient_stand_still():
     assert moved == ["1.weight", "1.bias"]
 
 
-def test_its_state_returns_by_name_whatever_the_order_of_groups():
-    whole, halved = network(), network()
-    optimizers = [optim.MuonAdamW(groups_of(net), lr=0.1) for net in (whole, halved)]
-    for net, optimizer, steps in ((whole, optimizers[0], 4), (halved, optimizers[1], 2)):
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss_of(net).backward()
-            optimizer.step()
-    turned = [{**g, "params": g["params"][::-1]} for g in groups_of(halved)[::-1]]
-    resumed = optim.MuonAdamW(turned, lr=0.1)
-    resumed.register_load_state_dict_pre_hook(optim.reorder_by_name)
-    resumed.load_state_dict(optimizers[1].state_dict())
-    for _ in range(2):
-        resumed.zero_grad()
-        loss_of(halved).backward()
-        resumed.step()
-    for (name, found), expected in zip(halved.named_parameters(), whole.parameters(), strict=True):
-        assert torch.equal(found, expected), name
-
-
 def test_found_inf_leaves_a_step_out_where_it_is_computed():
     nets = [network(), network()]
     skipping, plain = (optim.MuonAdamW(groups_of(net), lr=0.1) for net in nets)

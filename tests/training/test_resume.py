@@ -177,11 +177,3 @@ def test_moments_find_their_parameter_by_name(tmp_path):
     same = fit(tmp_path, resume=True).state_dict()
     module = fit(tmp_path / "copy", module=Reordered(), resume=True)
     torch.testing.assert_close(same, module.state_dict(), rtol=1e-10, atol=1e-10)
-
-
-def test_a_checkpoint_of_an_epochs_last_batch_is_followed_by_the_next_epoch(tmp_path):
-    """The run is cut after the last batch of an epoch, and again in the following epoch."""
-    for cut_at in (7, 10, None):
-        fit(tmp_path, cut_at=cut_at, every=1, resume=cut_at != 7)
-    assert [line["epoch"] for line in ledger_lines(tmp_path)] == [0] * 7 + [1] * 7 + [2] * 7
-    assert verify_run(tmp_path).faults == []

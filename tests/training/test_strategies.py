@@ -5,13 +5,11 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
@@ -129,31 +127,6 @@ def test_a_script_s_fsdp_evaluates_beside_nccl_too(tmp_path, own_environment, mo
     trainer.validate(module, data, verbose=False)
     trainer.predict(module, data, return_predictions=False)
     assert (tmp_path / "toy.csv").exists()
-
-
-OPTIONS = """
-trainer:
-  sync_batchnorm: true
-  strategy:
-    class_path: lit_models.training.strategies.ReplicatedStrategy
-    init_args: {process_group_backend: gloo, timeout: 0:01:30, start_method: spawn,
-                find_unused_parameters: true, gradient_as_bucket_view: true, bucket_cap_mb: 10,
-                broadcast_buffers: false, static_graph: true}
-"""
-
-
-def test_every_option_is_a_key_of_a_yaml(done, toy_config: Path) -> None:
-    toy_config.with_name("overlay.yaml").write_text(OPTIONS)
-    given = ["--config", "toy.yaml", "--config", "overlay.yaml"]
-    output = done("fit", *given, "--print_config")
-    shown = yaml.safe_load(output.partition("seed_everything")[2].partition("\n")[2])["trainer"]
-    expected = yaml.safe_load(OPTIONS)["trainer"]
-    assert shown["sync_batchnorm"] is True
-    wanted = {**expected["strategy"]["init_args"], "timeout": "0:01:30"}
-    assert {**shown["strategy"]["init_args"], "timeout": "0:01:30"} == wanted
-    output = done("fit", *given, "--trainer.strategy.static_grap=true", status=2)
-    assert "Did you mean" in output
-    assert "static_graph" in output
 
 
 OPTION = "--trainer.strategy.tensor_parallel_size=2"

@@ -120,20 +120,6 @@ def test_loggers_get_the_same_numbers(tmp_path):
         assert float(row["throughput/tokens_per_s"]) == line["tokens_per_s"]
 
 
-def test_a_run_that_fails_leaves_whole_lines(tmp_path):
-    trainer = toy_trainer(tmp_path, log_every_n_steps=2, callbacks=[Throughput(peak_flops=1e12)])
-    module = LitToy()
-
-    def fail(optimizer):
-        if trainer.global_step == 5:
-            raise LookupError("planted")
-
-    module.on_before_optimizer_step = fail
-    with pytest.raises(LookupError, match="planted"):
-        trainer.fit(module, ToyData())
-    assert [line["step"] for line in lines_of(tmp_path)] == [2, 4]
-
-
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
     [
