@@ -1,13 +1,7 @@
 """Runs of language models as the command line makes them, and their peers: a plain loop, and the
-Trainer of transformers.
-
-python -m tests.benchmarks.language_models DOCUMENTS.npz pad|group STEPS prints the Trainer's
-speed, in a process of its own, with the one package that only this peer needs on PYTHONPATH.
-"""
+Trainers of transformers."""
 
 import hashlib
-import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -126,39 +120,44 @@ def of_transformers(config: DecoderConfig, vocab_size: int, length: int) -> Any:
     )
 
 
-def padded(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Pad to the longest of the batch, as DataCollatorForLanguageModeling does."""
-    width = max(len(example["input_ids"]) for example in examples)
-    ids = torch.zeros(len(examples), width, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, example in enumerate(examples):
-        size = len(example["input_ids"])
-        ids[row, :size] = torch.from_numpy(example["input_ids"])
-        mask[row, :size] = 1
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-
-
-def hugging_face_trainer(
-    documents: list[np.ndarray], is_grouped: bool, steps: int, folder: Path
+def trainer_speed(
+    model: Any,
+    data: list[dict[str, Any]],
+    collate: Callable[[list[Any]], tuple[dict[str, Any], int]],
+    folder: Path,
+    steps: int,
+    is_grouped: bool,
+    batch_size: int = BATCH,
+    kind: str = "",
 ) -> float:
-    """Return the useful tokens per second of the Trainer of transformers on a Llama."""
-    from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+    """Return the useful tokens per second of a Trainer of transformers.
+
+    Args:
+        model: of transformers.
+        data: examples, each with its `length`.
+        collate: examples -> batch and its number of useful tokens.
+        folder: of the Trainer.
+        steps: how many; the first ones do not count.
+        is_grouped: whether texts of similar lengths share a batch.
+        batch_size: examples of a step.
+        kind: `Seq2Seq` for the Seq2SeqTrainer.
+    """
+    import transformers
 
     ends, useful = [], []
 
-    class Clock(TrainerCallback):
+    class Ends(transformers.TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
 
-    def collate(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        batch = padded(examples)
-        # The first token of each document is no target.
-        useful.append(int(batch["attention_mask"].sum()) - len(examples))
+    def collated(examples: list[Any]) -> dict[str, Any]:
+        batch, num_tokens = collate(examples)
+        useful.append(num_tokens)
         return batch
 
-    arguments = TrainingArguments(
-        output_dir=folder,
-        per_device_train_batch_size=BATCH,
+    arguments = getattr(transformers, f"{kind}TrainingArguments")(
+        output_dir=str(folder),
+        per_device_train_batch_size=batch_size,
         max_steps=steps,
         learning_rate=1e-3,
         report_to="none",
@@ -168,10 +167,8 @@ def hugging_face_trainer(
         use_cpu=True,
         **({"train_sampling_strategy": "group_by_length"} if is_grouped else {}),
     )
-    data = [{"input_ids": ids, "length": len(ids)} for ids in documents]
-    options = {"train_dataset": data, "data_collator": collate, "callbacks": [Clock()]}
-    shape = of_transformers(DecoderConfig(**RAGGED), VOCABULARY, LONGEST)
-    Trainer(model=LlamaForCausalLM(shape), args=arguments, **options).train()
+    options = {"train_dataset": data, "data_collator": collated, "callbacks": [Ends()]}
+    getattr(transformers, f"{kind}Trainer")(model=model, args=arguments, **options).train()
     return float(np.sum(useful[WARM_UP:steps]) / (ends[-1] - ends[WARM_UP - 1]))
 
 
@@ -246,17 +243,3 @@ def fit(
     on = [*default_callbacks(), ProgressLine(), clock, *callbacks]
     trainer_of(folder, on, max_steps=steps).fit(module, data)
     return clock
-
-
-def main() -> None:
-    path, way, steps = sys.argv[1:]
-    with np.load(path) as content:
-        ends = np.cumsum(content["lengths"])[:-1]
-        documents = np.split(content["tokens"], ends)
-    torch.set_num_threads(2)
-    speed = hugging_face_trainer(documents, way == "group", int(steps), Path(path).parent)
-    print(json.dumps({"tokens_per_second": speed}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,14 @@
 """Language models beside the Trainer of transformers: ragged documents, and full rows."""
 
-import importlib.util
-import json
-import subprocess
-import sys
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from torch import Tensor
 
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
@@ -25,10 +24,11 @@ from tests.benchmarks.language_models import (
     RaggedData,
     adamw,
     fit,
+    of_transformers,
     plain_loop,
     ragged_documents,
+    trainer_speed,
 )
-from tests.distributed.launch import ROOT, run
 
 pytestmark = pytest.mark.benchmark
 RAGGED_STEPS = 25
@@ -44,38 +44,44 @@ def unisono_speed(folder: Path, documents: list[np.ndarray]) -> float:
     return sum(clock.tokens[WARM_UP:]) / (clock.ends[-1] - clock.ends[WARM_UP - 1])
 
 
-def peer_speed(folder: Path, packages: Path, way: str) -> float:
-    """Return the same for transformers' Trainer, in a process of its own."""
-    command = ["-m", "tests.benchmarks.language_models", str(folder / "documents.npz"), way]
-    done = run(*command, str(RAGGED_STEPS), timeout_s=600, PYTHONPATH=f"{ROOT}:{packages}")
-    assert done.returncode == 0, done.stdout[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])["tokens_per_second"]
+def padded(examples: list[dict[str, Any]]) -> tuple[dict[str, Tensor], int]:
+    """Pad to the longest of the batch, as DataCollatorForLanguageModeling does; the first token of
+    each document is no target."""
+    width = max(len(example["input_ids"]) for example in examples)
+    ids = torch.zeros(len(examples), width, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, example in enumerate(examples):
+        size = len(example["input_ids"])
+        ids[row, :size] = torch.from_numpy(example["input_ids"])
+        mask[row, :size] = 1
+    labels = ids.masked_fill(mask == 0, -100)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return batch, int(mask.sum()) - len(examples)
 
 
-@pytest.fixture(scope="module")
-def accelerate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the one package that only the peer needs."""
-    packages = tmp_path_factory.mktemp("packages")
-    if importlib.util.find_spec("accelerate"):  # installed by the extra `bench`
-        return packages
-    install = ["pip", "install", "-q", "--no-deps", "--target", str(packages), "accelerate"]
-    subprocess.run([sys.executable, "-m", *install], check=True)
-    return packages
+def peer_speed(folder: Path, documents: list[np.ndarray], way: str) -> float:
+    """Return the same for transformers' Trainer on a Llama, in a process of its own."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(speed_here, (folder, documents, way))
 
 
-def write_documents(folder: Path, documents: list[np.ndarray]) -> None:
-    lengths = [len(ids) for ids in documents]
-    np.savez(folder / "documents.npz", tokens=np.concatenate(documents), lengths=lengths)
+def speed_here(folder: Path, documents: list[np.ndarray], way: str) -> float:
+    from transformers import LlamaForCausalLM
+
+    torch.set_num_threads(2)
+    model = LlamaForCausalLM(of_transformers(DecoderConfig(**RAGGED), VOCABULARY, LONGEST))
+    data = [{"input_ids": ids, "length": len(ids)} for ids in documents]
+    return trainer_speed(model, data, padded, folder, RAGGED_STEPS, way == "group")
 
 
-def test_ragged_documents_beside_the_trainer_of_transformers(tmp_path, accelerate, figures):
+def test_ragged_documents_beside_the_trainer_of_transformers(tmp_path, figures):
+    pytest.importorskip("accelerate", reason="the peer needs accelerate")
     torch.set_num_threads(2)
     documents = ragged_documents(2000, seed=0)
-    write_documents(tmp_path, documents)
     speeds: dict[str, list[float]] = {"pad": [], "group": [], "unisono": []}
     for turn in range(ROUNDS):
         for way in ("pad", "group"):
-            speeds[way].append(peer_speed(tmp_path, accelerate, way))
+            speeds[way].append(peer_speed(tmp_path / way, documents, way))
         speeds["unisono"].append(unisono_speed(tmp_path / str(turn), documents))
     for way, aim in (("pad", 3.5), ("group", 1.1)):
         figures.add(
@@ -94,14 +100,14 @@ def plain_speed(documents: list[np.ndarray]) -> float:
     return BATCH * width * len(seconds) / sum(seconds)
 
 
-def test_full_rows_beside_a_plain_loop_and_transformers_trainer(tmp_path, accelerate, figures):
+def test_full_rows_beside_a_plain_loop_and_transformers_trainer(tmp_path, figures):
+    pytest.importorskip("accelerate", reason="the peer needs accelerate")
     torch.set_num_threads(2)
     rng = np.random.default_rng(0)
     documents = [rng.integers(VOCABULARY, size=LONGEST) for _ in range(400)]
-    write_documents(tmp_path, documents)
     speeds: dict[str, list[float]] = {"trainer": [], "loop": [], "unisono": []}
     for turn in range(ROUNDS):
-        speeds["trainer"].append(peer_speed(tmp_path, accelerate, "pad"))
+        speeds["trainer"].append(peer_speed(tmp_path / "pad", documents, "pad"))
         speeds["loop"].append(plain_speed(documents))
         speeds["unisono"].append(unisono_speed(tmp_path / str(turn), documents))
     for who, peer in (("trainer", "transformers' Trainer"), ("loop", "plain loop")):

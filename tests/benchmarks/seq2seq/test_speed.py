@@ -3,7 +3,6 @@
 
 import csv
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,13 @@ from lit_models.seq2seq.decoding import Seq2SeqDecoding, write
 from lit_models.training import default_callbacks
 from lit_models.training.run import ProgressLine
 from tests.benchmarks.figures import Aim
-from tests.benchmarks.language_models import Clock, trainer_of
+from tests.benchmarks.language_models import WARM_UP, Clock, adamw, trainer_of, trainer_speed
 from tests.text_corpora import saved_tokenizer
 
 pytestmark = pytest.mark.benchmark
-FAMILY, ROUNDS, STEPS, WARM_UP, BATCH, PAIRS = "seq2seq", 3, 20, 3, 16, 1600
+FAMILY, ROUNDS, STEPS, BATCH, PAIRS = "seq2seq", 3, 20, 16, 1600
 WORK = "T5, 4 + 4 layers x 256, pairs of 60 and 50 bytes in the mean"
 ROWS, DECODED, TRAINED = 128, 256, 150  # at a batch size of 32, both decode fewer tokens/s
-adamw = partial(torch.optim.AdamW, lr=1e-3, fused=True)
 
 
 @pytest.fixture(scope="module")
@@ -78,50 +76,25 @@ def own_speed(folder: Path, place: Path) -> float:
     return sum(clock.tokens[WARM_UP:]) / (clock.ends[-1] - clock.ends[WARM_UP - 1])
 
 
+def padded_pairs(examples: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
+    sources, targets = ([np.array(e[n]) for e in examples] for n in ("input_ids", "labels"))
+    batch = padded_texts(sources)
+    labels = torch.full((len(targets), max(map(len, targets))), -100)
+    for row, ids in enumerate(targets):
+        labels[row, : len(ids)] = torch.from_numpy(ids)
+    batch["attention_mask"] = batch["attention_mask"].long()
+    return {**batch, "labels": labels}, sum(map(len, [*sources, *targets]))
+
+
 def peer_speed(folder: Path, place: Path, is_grouped: bool) -> float:
     """Return the same for the Seq2SeqTrainer, which pads each batch by itself."""
-    from transformers import (
-        AutoModelForSeq2SeqLM,
-        Seq2SeqTrainer,
-        Seq2SeqTrainingArguments,
-        TrainerCallback,
-    )
-
-    ends, useful = [], []
-
-    class Ends(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
-
-    def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
-        sources, targets = ([np.array(e[n]) for e in examples] for n in ("input_ids", "labels"))
-        batch = padded_texts(sources)
-        labels = torch.full((len(targets), max(map(len, targets))), -100)
-        for row, ids in enumerate(targets):
-            labels[row, : len(ids)] = torch.from_numpy(ids)
-        useful.append(sum(map(len, [*sources, *targets])))
-        batch["attention_mask"] = batch["attention_mask"].long()
-        return {**batch, "labels": labels}
+    from transformers import AutoModelForSeq2SeqLM
 
     with (folder / "pairs.csv").open(newline="") as file:
         rows = [[[*text.encode(), 256] for text in row] for row in csv.reader(file)][1:]
     data = [{"input_ids": a, "labels": b, "length": len(a) + len(b)} for a, b in rows]
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(place),
-        per_device_train_batch_size=BATCH,
-        max_steps=STEPS,
-        learning_rate=1e-3,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        logging_steps=1000,
-        use_cpu=True,
-        **({"train_sampling_strategy": "group_by_length"} if is_grouped else {}),
-    )
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / "t5")
-    given: Any = {"train_dataset": data, "data_collator": collate, "callbacks": [Ends()]}
-    Seq2SeqTrainer(model=model, args=arguments, **given).train()
-    return float(np.sum(useful[WARM_UP:STEPS]) / (ends[-1] - ends[WARM_UP - 1]))
+    return trainer_speed(model, data, padded_pairs, place, STEPS, is_grouped, BATCH, "Seq2Seq")
 
 
 def test_ragged_pairs_beside_the_trainer_of_transformers(folder, tmp_path, figures):
