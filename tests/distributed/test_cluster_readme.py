@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands import COMMANDS
 from lit_models.commands.verify import Status
 from tests.distributed.launch import ROOT
 from tests.distributed.slurm import Environ, facts_of, wait_for_end
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTION = README.split("## From laptop to cluster\n")[1].split("\n## ")[0]
-VERBS = ("fit", "validate", "test", "predict")
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +63,3 @@ def test_each_line_does_what_the_readme_says(shell: tuple[Path, Environ]) -> Non
     assert any("samples, each once" in text for text in printed.values())
     run = shell[0] / "runs" / f"occupation_coder-debug_{job}"
     assert "uPlot" in (run / "report.html").read_text(encoding="utf-8")
-
-
-def test_what_helps_exists() -> None:
-    card = ROOT / "lit_models/training/strategies.md"
-    table = card.read_text(encoding="utf-8").split("| what happens |")[1]
-    named = set(re.findall(r"`unisono ([a-z]+)", SECTION + table))
-    assert named <= {*COMMANDS, *VERBS}
-    in_table = set(re.findall(r"unisono ([a-z]+)", table))
-    assert {"doctor", "plan", "verify", "report", "replay"} <= in_table
-    for linked in re.findall(r"\]\((lit_models/[^)]+)\)", SECTION):
-        assert (ROOT / linked.partition("#")[0]).exists(), linked

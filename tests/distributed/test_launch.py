@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands.verify import Status, verify_run
 from tests.conftest import TOY
 from tests.distributed.launch import finished, free_port, run_clean, started
-from tests.toy import assert_same_samples, json_rows, ledger_lines
+from tests.toy import assert_same_samples, ledger_lines
 
 Unisono = Callable[..., tuple[int, str]]
 QUIET = ("--data.micro_batch_size=2", "--trainer.logger=false")
@@ -44,24 +43,6 @@ def test_ddp_children_resume_in_the_folder_that_their_launcher_chose(tmp_path, u
     assert ranks_of(tmp_path / "toy-2") == [["0", "cpu"], ["1", "cpu"]]
     assert facts["plan"]["micro_batch_size"] == 4
     assert sorted(p.name for p in tmp_path.iterdir()) == ["toy", "toy-2", "toy.yaml"]
-
-
-@pytest.mark.slow
-def test_two_commands_at_once_in_one_folder_do_not_mix(tmp_path: Path) -> None:
-    slow = ("--trainer.callbacks+=tests.distributed.breaks.Slow", "--trainer.callbacks.seconds=0.4")
-    for epochs, resume in ((1, ()), (2, ("--ckpt_path=auto",))):
-        arguments = command(tmp_path, f"--trainer.max_epochs={epochs}", *slow, *resume)
-        statuses, outputs = finished(*(started("-m", "lit_models", *arguments) for _ in range(2)))
-        # If two new runs start a moment apart, the second has a folder of its own.
-        is_apart = not resume and (tmp_path / "toy-2").exists()
-        assert sorted(statuses) == ([0, 0] if is_apart else [0, 1]), outputs
-        assert is_apart or "is in use: process" in " ".join(" ".join(outputs).split())
-        for folder in tmp_path.glob("toy*/"):
-            assert verify_run(folder).status == Status.PROVEN
-    # Resuming takes the newest run: the second command's, if it had its own folder.
-    newest = next(f for f in (tmp_path / "toy-2", tmp_path / "toy") if f.exists())
-    rows = json_rows(newest / "ledger.jsonl")
-    assert [row["attempt"] for row in rows if "resumed_from_step" in row] == [1, 2]
 
 
 def test_a_launcher_with_another_world_is_refused(toy_config, done, monkeypatch):

@@ -1,4 +1,4 @@
-"""A consistency lens on one device and on two: stores, resumed runs, shards, export."""
+"""A consistency lens on one device and on two: stores and resumed runs."""
 
 import os
 from pathlib import Path
@@ -11,9 +11,7 @@ from lightning.pytorch import Callback
 from datamodules import ActivationDumpDataModule
 from datamodules.activations.store import ActivationStore
 from datamodules.core.planned import LoaderOptions
-from lit_models import LitConsistencyLens, LitSubject
-from lit_models.commands.export import export
-from lit_models.commands.verify import verify_run
+from lit_models import LitSubject
 from lit_models.training import default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import AVERAGED
@@ -28,7 +26,6 @@ from tests.toy import assert_same_samples, ledger_lines, toy_trainer
 pytestmark = pytest.mark.slow
 Job = dict[str, Any]
 PLACES = {"before": JOINT_START - 1, "at": JOINT_START, "after": JOINT_START + 1}
-CLASS = "lit_models.LitConsistencyLens"
 
 
 class Interrupted(Callback):
@@ -88,7 +85,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     two = [
         *(half(f"two until {place}", steps, "ddp") for place, steps in PLACES.items()),
         fit("one, then two", "ddp", resume=str(last(folder / "one until"))),
-        fit("shards", "fsdp", sharding={"sharded_checkpoint": True}),
     ]
     in_world(2, run_jobs, folder, two)
     resumed = [
@@ -125,21 +121,3 @@ def test_the_reference_is_the_networks_of_the_step_at_which_it_is_kept(runs):
     assert kept
     for name, value in kept.items():
         assert torch.equal(value, then[name.replace(".reference.", ".")]), name
-
-
-def test_shards_of_a_lens_are_exported_as_the_file_of_one_device(runs, tmp_path):
-    modules = []
-    for name in ("one", "shards"):
-        export(last(runs / name), to=tmp_path / name, class_path=CLASS)
-        modules.append(LitConsistencyLens.from_exported(tmp_path / name).state_dict())
-    averaged = read_checkpoint(last(runs / "one"))[AVERAGED]
-    assert averaged
-    for name, value in modules[0].items():
-        torch.testing.assert_close(modules[1][name], value, rtol=1e-5, atol=1e-6)
-        expected = averaged[name].to(value.dtype) if name in averaged else value
-        torch.testing.assert_close(value, expected, rtol=0, atol=0)
-
-
-def test_runs_of_a_lens_are_proven_by_their_ledgers(runs):
-    for name in ("one", "shards"):
-        assert verify_run(runs / name).faults == []
