@@ -1,6 +1,7 @@
 """Finished runs started again, trainers that train twice, callbacks after a resume."""
 
 import multiprocessing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 from lit_models.training import Ledger, Preemption
 from lit_models.training.checkpoints import read_checkpoint
@@ -87,20 +88,38 @@ def test_a_ledger_of_a_plain_module_and_a_checkpoint_without_its_phase_are_refus
 
 
 class LitStepwise(LitToy):
-    """Its rate falls after every two steps."""
+    """Its schedule steps every few steps of an epoch."""
+
+    def __init__(self, schedule: Any, frequency: int) -> None:
+        super().__init__()
+        self.schedule, self.frequency = schedule, frequency
 
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        schedule = {"scheduler": ExponentialLR(optimizer, 0.7), "interval": "step", "frequency": 2}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        how = {"interval": "step", "frequency": self.frequency, "monitor": "val/loss"}
+        how["scheduler"] = self.schedule(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": how}
 
 
 @pytest.mark.parametrize("micro", [None, 4, 2])
 def test_a_schedule_is_asked_after_optimizer_steps_with_accumulation_too(tmp_path, micro):
-    trainer = toy_trainer(tmp_path, max_epochs=1, callbacks=[])
-    trainer.fit(LitStepwise(), ToyData(micro_batch_size=micro))
+    module = LitStepwise(partial(ExponentialLR, gamma=0.7), 2)
+    toy_trainer(tmp_path, max_epochs=1, callbacks=[]).fit(module, ToyData(micro_batch_size=micro))
     rates = [line["learning_rate"] for line in ledger_lines(tmp_path)]
     assert rates == pytest.approx([0.01 * 0.7**falls for falls in (0, 0, 1, 1, 2, 2, 3)])
+
+
+@pytest.mark.filterwarnings("ignore:SIGTERM", "ignore:ReduceLROnPlateau conditioned on metric")
+def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_path):
+    def module() -> LitStepwise:  # its rate falls with each validation but the first
+        plateau = {"mode": "max", "factor": 0.7, "patience": 0, "threshold": 1e9}
+        return LitStepwise(partial(ReduceLROnPlateau, **plateau), STEPS)
+
+    epochs_of(tmp_path, Preemption(), Told(STEPS - 2), module=module())
+    assert len(ledger_lines(tmp_path)) == STEPS
+    epochs_of(tmp_path, module=module())
+    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)[::STEPS]]
+    assert rates == pytest.approx([0.01 * 0.7 ** max(0, epoch - 1) for epoch in range(9)])
 
 
 def rows_of(folder: Path, **data: Any) -> list[list[str]]:
