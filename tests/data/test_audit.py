@@ -1,7 +1,6 @@
 """Audits of data files: hand-counted figures, and their layout."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from datamodules import (
 from datamodules.files.audit import WIDTH, Audit, AuditPart
 from datamodules.files.splitting import Split
 from datamodules.search.collection import CollectionRequest
-from lit_models.commands.plan import check
 from tests.search_collections import TEST, TRAIN, write_beir, write_qrels
 from tests.text_corpora import rows_file
 
@@ -108,10 +106,10 @@ def test_what_is_to_be_predicted_is_counted_with_what_was_trained_on(tmp_path, n
 
 
 def test_queries_to_predict_are_counted_with_those_that_were_trained_on(tmp_path):
-    folder, asked = write_beir(tmp_path / "beir"), tmp_path / "asked.csv"
-    asked.write_text("id,query\na,what is  LIFT\nb,\na,other\nc,new\n")
+    folder, queries = write_beir(tmp_path / "beir"), tmp_path / "queries.csv"
+    queries.write_text("id,query\na,what is  LIFT\nb,\na,other\nc,new\n")
     collection = CollectionRequest(str(folder), split=Split(validation_share=0.0))
-    audit = RetrievalDataModule(collection=collection, predict_queries=str(asked)).audit()
+    audit = RetrievalDataModule(collection=collection, predict_queries=str(queries)).audit()
     assert [(part.name, len(part.keys)) for part in audit.parts][-1] == ("predict", 2)
     assert ("train", "predict", 1) in audit.leaks()
     assert [bad.line for bad in audit.bad_rows] == [3, 4]  # no query, and a repeated id
@@ -123,21 +121,6 @@ def test_parts_that_share_documents_overlap_where_their_texts_do(tmp_path):
     audit = TextDataModule(path, split=TextSplit(0.5, by="tail")).audit()
     assert list(audit.leaks()) == [("train", "validation", 2)]  # "cd" and "ab"; "st" is new
     assert len(set(audit.parts[0].keys)) == 3
-
-
-def test_documents_are_counted_and_none_is_lost(tmp_path):
-    rows = ["hen " * 5, "cow", "cow"]
-    path = rows_file(tmp_path / "mine.jsonl", [{"text": text} for text in rows])
-    audit = TextDataModule(path, context_length=8, split=TextSplit(validation_share=0)).audit()
-    (part,) = audit.parts
-    assert (list(part.lengths), part.num_duplicates) == ([22, 5, 5], 1)
-    assert part.columns == {
-        "tokens": 32,
-        "trained on": 29,
-        "rows": 4,  # 8, 8, 5, 4 + 4
-        "used": f"{100 * 29 / 32:.1f} %",
-    }
-    assert "; 1 longer than 9" in " ".join(shown(audit).split())
 
 
 def test_pages_with_a_long_target_are_left_out_and_counted(tmp_path):
@@ -182,7 +165,7 @@ def doubtful_collection(folder: Path) -> Audit:
     return RankingDataModule(collection=CollectionRequest(str(folder), split=split)).audit()
 
 
-def test_parts_grades_and_doubts_are_counted(tmp_path):
+def test_parts_grades_and_doubts_of_a_collection_are_counted_and_printed(tmp_path):
     audit = doubtful_collection(tmp_path)
     train, test = audit.parts
     assert (len(train.keys), train.columns["judgements"], train.columns["relevant"]) == (2, 4, 3)
@@ -193,10 +176,7 @@ def test_parts_grades_and_doubts_are_counted(tmp_path):
         ("corpus.jsonl", 7, "columns"),
         ("train.tsv", 7, "unknown query"),
     ]
-
-
-def test_the_audit_is_printed_in_80_columns(tmp_path):
-    text = shown(doubtful_collection(tmp_path))
+    text = shown(audit)
     lines = [line for line in text.splitlines() if str(tmp_path) not in line]  # never broken
     assert max(map(len, lines)) <= WIDTH
     for finding in (
@@ -208,18 +188,3 @@ def test_the_audit_is_printed_in_80_columns(tmp_path):
         "overlap    1 different test queries are also in train",
     ):
         assert finding in text
-
-
-def test_the_command_takes_options_of_a_collection_and_fails_on_bad_rows(tmp_path, capsys):
-    folder = write_beir(tmp_path / "beir")
-    mine = write_qrels(tmp_path / "mine.tsv", [*TRAIN, ("q9", "d1", "1")])
-    collection = {"folder": str(folder), "split": {"validation_share": 0.0}}
-    given = ["--model=lightning.pytorch.demos.boring_classes.BoringModel"]
-    given += ["--data=datamodules.RankingDataModule"]
-    assert check([*given, f"--data.collection={json.dumps(collection)}"]) == 0
-    assert "every row can be used" in capsys.readouterr().out
-    collection["files"] = {"test": str(mine)}
-    assert check([*given, f"--data.collection={json.dumps(collection)}"]) == 1
-    shown = capsys.readouterr().out
-    assert "mine.tsv:5: no query has the id" in " ".join(shown.split())
-    assert "--data.on_bad_rows=reject" in shown
