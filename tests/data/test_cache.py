@@ -60,19 +60,13 @@ def test_each_process_writes_a_file_of_its_own_and_leaves_those_of_the_living(tm
     assert other.read_text() == elsewhere.read_text() == "half"
 
 
-def test_processes_of_two_hosts_with_one_number_write_files_of_their_own(tmp_path, monkeypatch):
-    replace, path = os.replace, tmp_path / "a"
-
-    def replace_later(*names):
-        monkeypatch.setattr(os, "replace", replace)
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(platform, "node", lambda: "another-host")
-            write_whole(path, "theirs")
-        replace(*names)
-
-    monkeypatch.setattr(os, "replace", replace_later)
-    write_whole(path, "ours")
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a", "ours")]
+def test_a_temporary_name_holds_the_host_as_containers_share_process_ids(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr(os, "replace", lambda source, target: names.append(source.name))
+    for host in ("one", "another"):
+        monkeypatch.setattr(platform, "node", lambda host=host: host)
+        write_whole(tmp_path / "a", "text")
+    assert names[0] != names[1]
 
 
 def test_the_quicker_process_wins(tmp_path):
@@ -87,27 +81,21 @@ def test_the_quicker_process_wins(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
-    path = tmp_path / "t.csv"
-    path.write_text("text\n1\n")
-    first = file_digest(path)
-    monkeypatch.delattr("datamodules.core.store.content_digest")  # reading the file would now fail
-    assert file_digest(path) == first
-    monkeypatch.undo()
-    path.write_text("text\n2\n3\n")
-    assert file_digest(path) != first
-
-
-def test_a_file_that_changes_under_its_old_time_is_read_anew(tmp_path):
-    path, times = tmp_path / "t.csv", (10**9, 10**9)
-    for place in (path, tmp_path / "other.csv"):
+def test_a_digest_is_remembered_until_the_file_changes_even_under_its_old_time(
+    tmp_path, monkeypatch
+):
+    path, other, times = tmp_path / "t.csv", tmp_path / "other.csv", (10**9, 10**9)
+    for place in (path, other):
         place.write_text("text\n1\n")
         os.utime(place, times)
     first = file_digest(path)
+    with monkeypatch.context() as patch:
+        patch.delattr("datamodules.core.store.content_digest")  # reading the file would now fail
+        assert file_digest(path) == first
     path.write_text("text\n2\n")
     os.utime(path, times)
     assert file_digest(path) != first
-    os.replace(tmp_path / "other.csv", path)  # another inode, same time and size
+    os.replace(other, path)  # another inode, same time and size
     assert file_digest(path) == first
 
 
