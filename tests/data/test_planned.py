@@ -37,20 +37,22 @@ def test_a_collate_that_returns_a_key_of_the_plan_is_refused():
         collated(Loaded(3, seed=0), MicroBatch(0, 0, np.arange(2), np.ones(2, np.float32), {}))
 
 
-def test_workers_change_nothing_in_any_epoch():
-    epochs = []
+def test_workers_change_nothing_and_stay_from_one_epoch_to_the_next():
+    epochs, processes = [], []
     for num_workers in (0, 2):
         data = ToyData(num_workers=num_workers)
         data.setup("fit")
         loader = data.train_dataloader()
-        epochs.append([list(loader), list(loader)])
-        assert len(loader) == len(epochs[-1][0]) == 7
+        for _ in range(2):
+            epochs.append(list(loader))
+            assert len(loader) == len(epochs[-1]) == 7
+            processes.append({child.pid for child in multiprocessing.active_children()})
         data.teardown("fit")  # else garbage collection waits five seconds for each worker
-    for left, right in zip(*epochs, strict=True):
-        for a, b in zip(left, right, strict=True):
-            assert torch.equal(a["sample_id"], b["sample_id"])
-            assert torch.equal(a["values"], b["values"])
-            assert a["step_denominators"] == b["step_denominators"]
+    assert processes[0] == processes[1] == set() != processes[2] == processes[3]
+    for a, b in zip([*epochs[0], *epochs[1]], [*epochs[2], *epochs[3]], strict=True):
+        assert torch.equal(a["sample_id"], b["sample_id"])
+        assert torch.equal(a["values"], b["values"])
+        assert a["step_denominators"] == b["step_denominators"]
 
 
 def test_the_facts_of_the_plan():
@@ -92,14 +94,3 @@ def test_every_rank_plans_with_the_seed_of_rank_0(tmp_path, monkeypatch, own, fi
         monkeypatch.delenv("PL_GLOBAL_SEED")
     data.setup("fit")
     assert data.seed == int(first or 0)
-
-
-def test_workers_stay_from_one_epoch_to_the_next():
-    data = ToyData(num_samples=8, num_workers=1)
-    data.setup("fit")
-    loader, seen = data.train_dataloader(), []
-    for _ in range(2):
-        assert len(list(loader)) == 1
-        seen.append({child.pid for child in multiprocessing.active_children()})
-    assert seen[0] == seen[1] != set()
-    data.teardown("fit")

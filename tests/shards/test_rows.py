@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from datamodules import ShardDataModule
-from datamodules.core.plan import deal
 from datamodules.core.store import content_digest
 from datamodules.files.splitting import TextSplit
 from datamodules.shards import index
@@ -85,17 +84,6 @@ def test_equal_documents_are_held_out_together_and_no_text_is_in_two_parts(tmp_p
     assert sorted(one for part in starts.values() for one in part) == list(range(200))
     assert 20 < len(starts["validation"]) < 60
     assert 8 < len(starts["test"]) < 40
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_the_steps_deal_each_row_once_to_any_number_of_replicas(tmp_path, replicas):
-    data = module(write_folder(tmp_path), shuffle_shards=1)
-    plan, lengths, used = data.plan("train", 2), data.datasets["train"].lengths, []
-    for step in range(plan.num_steps):
-        for replica in range(replicas):
-            (dealt,) = deal(plan.step_ids(step), lengths, replicas, replica, 1)
-            used += dealt[0][dealt[1] > 0].tolist()
-    assert sorted(used) == list(range(len(lengths)))
 
 
 def test_indices_are_made_once_by_several_processes_and_resumed_by_shard(tmp_path, monkeypatch):
