@@ -286,14 +286,14 @@ class UnisonoCLI(LightningCLI):
             say_first(screen(line, "warning"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        given, verdict = self.config_init[self.subcommand].trainer, self.verdict
-        is_fit, strategy = self.subcommand == "fit", given.strategy
+        config, verdict = self.config_init[self.subcommand].trainer, self.verdict
+        is_fit, strategy = self.subcommand == "fit", config.strategy
         name, _ = rules.strategy_of(self.options.trainer.strategy)
         is_bitwise = self.options.exactness == "bitwise"
-        precision = given.precision
+        precision = config.precision
         if is_fit and precision is None:
             with usage_errors():
-                precision = self._unasked_precision(name)
+                precision = self._default_precision(name)
             kwargs["precision"] = precision
         if name == "auto":
             chosen = choose_strategy(verdict, self.model, is_fit, precision)
@@ -305,7 +305,7 @@ class UnisonoCLI(LightningCLI):
             with usage_errors():
                 bitwise.check_run(name, precision, verdict.world_size)
         kwargs["strategy"] = (isinstance(strategy, str) and replicated(strategy)) or strategy
-        callbacks = given.callbacks or []
+        callbacks = config.callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         # ExactDropout precedes the default callback Rehearsal, which then uses the run's dropout.
         own: list[Callback] = [ExactDropout()] if self.options.exact_dropout else []
@@ -316,37 +316,37 @@ class UnisonoCLI(LightningCLI):
         own += [*self._default_callbacks(), runs.RunFolder(choice)]
         own += [runs.Topology(verdict.warnings, takes_tf32=is_fit and not is_bitwise)]
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-        own += [] if has_bar or given.enable_progress_bar is False else [runs.ProgressLine()]
+        own += [] if has_bar or config.enable_progress_bar is False else [runs.ProgressLine()]
         own += [BitwiseSum()] if is_bitwise else []
         kwargs["logger"] = self._loggers((self.resumed_step or 0) if is_fit else None) or False
         kwargs |= {"accelerator": verdict.accelerator, "devices": verdict.devices}
         if isinstance(verdict.devices, list) and verdict.devices.count(0) > 1:
             kwargs["accelerator"] = GPUOfTask()
         if not any(isinstance(callback, ModelSummary) for callback in callbacks):
-            kwargs["enable_model_summary"] = bool(given.enable_model_summary)  # else the banner's
+            kwargs["enable_model_summary"] = bool(config.enable_model_summary)  # else the banner's
         # The ledger precedes callbacks that ask it whether a step has ended; RunConfig comes last.
         callbacks = [*missing_kinds(own, callbacks), *callbacks, RunConfig(self.config_text)]
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
-        if given.limit_val_batches == 0:
+        if config.limit_val_batches == 0:
             trainer.limit_val_batches = 0  # fast_dev_run sets 1, but there may be no data
         return trainer
 
     def _loggers(self, resumed_step: int | None) -> list[Logger]:
         """Returns the loggers of the config, and the default loggers of other classes; the defaults
         replace their rows after `resumed_step`, the step that a resumed training starts from."""
-        given = self.config_init[self.subcommand].trainer.logger
-        named = given if isinstance(given, list) else [given]
-        named = [logger for logger in named if isinstance(logger, Logger)]
+        config = self.config_init[self.subcommand].trainer.logger
+        loggers = config if isinstance(config, list) else [config]
+        loggers = [logger for logger in loggers if isinstance(logger, Logger)]
         defaults = runs.default_loggers(self.choice.folder, resumed_step)
-        return [] if given is False else [*missing_kinds(defaults, named), *named]
+        return [] if config is False else [*missing_kinds(defaults, loggers), *loggers]
 
-    def _unasked_precision(self, strategy: str | None) -> str | None:
+    def _default_precision(self, strategy: str | None) -> str | None:
         """Returns the precision of a `fit` without trainer.precision: that of the resumed run, else
         on GPUs bf16-mixed (32-true if bitwise or without bf16), else `None`: Lightning's."""
         path, verdict = self.choice.ckpt_path, self.verdict
-        begun = topology_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
-        if begun or verdict.accelerator not in ("gpu", "cuda"):
-            return begun.get("precision")
+        facts = topology_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
+        if facts or verdict.accelerator not in ("gpu", "cuda"):
+            return facts.get("precision")
         is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"  # CUDA may start here
         is_slow = is_rank and not torch.cuda.is_bf16_supported(including_emulation=False)
         if is_slow or self.options.exactness == "bitwise":
@@ -383,8 +383,8 @@ class UnisonoCLI(LightningCLI):
         self.datamodule.tests_after_fit = self.options.test_after_fit
         self.trainer.fit(**self._from_choice(kwargs))
         self.trainer.ckpt_path = None  # no longer the state of the checkpoint resumed from
-        is_told = getattr(ledger_of(self.trainer), "is_stopping", False)
-        is_stopped = self.trainer.interrupted or is_told
+        is_stopping = getattr(ledger_of(self.trainer), "is_stopping", False)
+        is_stopped = self.trainer.interrupted or is_stopping
         newest = None if self.trainer.global_step else checkpoints.newest_checkpoint(folder)
         if newest is not None:
             # Spawned processes have trained; this one learns of it only from their files. It logs
@@ -407,8 +407,8 @@ class UnisonoCLI(LightningCLI):
             return
         content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
         states = content.get("callbacks", {}).values() if path.name == "best.ckpt" else ()
-        kept = [s for s in states if s.get("best_model_score") is not None][:1]
-        words = [f"{s['monitor']} {figure(float(s['best_model_score']))}" for s in kept]
+        best_states = [s for s in states if s.get("best_model_score") is not None][:1]
+        words = [f"{s['monitor']} {figure(float(s['best_model_score']))}" for s in best_states]
         words.append(f"step {content['global_step']}, {path}")
         watched = "/" + getattr(self.model, "monitor", "").rpartition("/")[2]
         words += [f"{n} {figure(v)}" for n, v in tested.items() if n.endswith(watched)]
@@ -434,12 +434,12 @@ class UnisonoCLI(LightningCLI):
 
     def _show(self, results: Sequence[Mapping[str, float]] | None) -> dict[str, float]:
         """Returns the metrics of an evaluation; prints them unless the module prints a table."""
-        found = {name: value for result in results or () for name, value in result.items()}
+        metrics = {name: value for result in results or () for name, value in result.items()}
         verb = "test" if self.subcommand == "fit" else self.subcommand
         if verb not in getattr(self.model, "tables_of", ()):
-            for name, value in found.items():
-                say_first(f"{name:<{max(map(len, found))}}  {figure(value)}")
-        return found
+            for name, value in metrics.items():
+                say_first(f"{name:<{max(map(len, metrics))}}  {figure(value)}")
+        return metrics
 
     def predict(self, **kwargs: Any) -> None:
         """Streams predictions to a file; keeps none in memory."""
@@ -534,8 +534,8 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     known, gone, _ = known_arguments(locate(class_path), values)
     if gone:
         say_first(f"{path} is of another version; {', '.join(gone)} has no effect any more")
-    kept = {name: value for name, value in known.items() if name not in START_ONLY}
-    return {"class_path": class_path, "init_args": kept}, step
+    init_args = {name: value for name, value in known.items() if name not in START_ONLY}
+    return {"class_path": class_path, "init_args": init_args}, step
 
 
 def topology_of(folder: Path) -> dict[str, Any]:
@@ -558,8 +558,8 @@ def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
         FileNotFoundError: the checkpoint or the folder of `pretrained` is missing.
         ValueError: it is damaged, names a class not allowed, or init_from_part has no init_from.
     """
-    given = (config or {}).get("init_args") or {}
-    init_from, part, pretrained = map(given.get, ("init_from", "init_from_part", "pretrained"))
+    options = (config or {}).get("init_args") or {}
+    init_from, part, pretrained = map(options.get, ("init_from", "init_from_part", "pretrained"))
     if init_from is None and part is not None:
         raise ValueError(
             f"model.init_from_part is {part}, but model.init_from names no checkpoint: the run "

@@ -147,7 +147,7 @@ def newest_config(run: Path) -> Path:
     """
     name = re.compile(r"config(?:-(\d+))?\.yaml")
     matches = ((name.fullmatch(path.name), path) for path in run.glob("config*.yaml"))
-    versions = {int(found[1] or 1): path for found, path in matches if found}
+    versions = {int(match[1] or 1): path for match, path in matches if match}
     if not versions:
         raise FileNotFoundError(
             f"{run} holds no config.yaml, from which its module and data are built; `unisono fit` "
@@ -245,30 +245,30 @@ def config_paths(argv: list[str]) -> list[Path]:
 
 def given_option(argv: list[str], key: str) -> str | None:
     """Returns the last value that options, not config files, give a dotted key, or `None`."""
-    given = [value for name, value in options(argv) if name == key]
-    return given[-1] if given else None
+    values = [value for name, value in options(argv) if name == key]
+    return values[-1] if values else None
 
 
 def given_value(argv: list[str], key: str) -> Any:
     """Returns the last value that config files and options give a dotted key such as
     trainer.default_root_dir, or `None`; `argv` comes from `expand_configs`."""
-    found: Any = None
+    latest: Any = None
     for name, value in options(argv):
         if name == "config" and value:
             node: Any = read_config(Path(value))
             for part in key.split("."):
                 node = node.get(part) if isinstance(node, dict) else None
-            found = node if node is not None else found
+            latest = node if node is not None else latest
         elif name == key and value is not None:
-            found = load_yaml(value, f"--{name}")
-    return found
+            latest = load_yaml(value, f"--{name}")
+    return latest
 
 
 def run_root(argv: list[str]) -> Path:
     """Returns trainer.default_root_dir; default: runs/FAMILY-NAME after the first config file."""
-    given = given_value(argv, ROOT)
-    if given:
-        return Path(str(given))
+    root = given_value(argv, ROOT)
+    if root:
+        return Path(str(root))
     paths = config_paths(argv)
     if not paths:
         return Path("runs") / "unnamed"

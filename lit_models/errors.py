@@ -162,7 +162,7 @@ def _foreign(error: Exception) -> str:
     """Returns the message of a library's error or a bug, and says where its traceback is."""
     text = str(error).strip()
     if type(error).__name__ == "ProcessRaisedException":  # its text is the traceback
-        starts = [found.start() for found in re.finditer(r"^[\w.]+: ", text, flags=re.MULTILINE)]
+        starts = [match.start() for match in re.finditer(r"^[\w.]+: ", text, flags=re.MULTILINE)]
         text = text[starts[-1] if starts else 0 :]
     else:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -182,8 +182,8 @@ def _foreign(error: Exception) -> str:
 
 def explained(message: str, parser: Any) -> str:
     """Returns a parser's message with the nearest option or value; the text names the wrong one."""
-    if found := re.search(r"unrecognized arguments: (.+)", message, flags=re.DOTALL):
-        words = found[1].split()
+    if match := re.search(r"unrecognized arguments: (.+)", message, flags=re.DOTALL):
+        words = match[1].split()
         wrong = next((w for w in words if w.startswith("-")), words[0])
         if not wrong.startswith("-"):
             is_file = wrong.endswith((".yaml", ".yml"))
@@ -193,14 +193,14 @@ def explained(message: str, parser: Any) -> str:
         name = wrong.lstrip("-")
         return unknown_option(name, _keys_of(parser), f"--{_as_typed(name)}".removesuffix(name))
     refused = r"(?:^Option|(?:Group '(\w+)' does not )?accept (?:nested )?option) '([^']+)'"
-    if found := re.search(refused, message):
-        name, paths = ".".join(filter(None, found.groups())), config_paths(sys.argv[1:])
+    if match := re.search(refused, message):
+        name, paths = ".".join(filter(None, match.groups())), config_paths(sys.argv[1:])
         places = [f"{path}:{line}: " for path in paths if (line := line_of(path, name))]
         text = "".join(places[-1:]) + unknown_option(name, _keys_of(parser))
         is_bare = "config" not in dict(options(sys.argv[1:]))
         return text + f"\nModels and data bring options of their own: {BARE}" * is_bare
-    if found := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
-        return _bad_value(_as_typed(found[1]), found[2].strip())
+    if match := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
+        return _bad_value(_as_typed(match[1]), match[2].strip())
     if "arguments are required" in message:
         return f"{message}; {BARE}"
     return message
@@ -236,8 +236,8 @@ def _bad_value(key: str, detail: str) -> str:
     """Returns the message for a value of the wrong type, a class that cannot be imported (with the
     nearest that can), or a value that is none of the choices."""
     value = "".join(re.findall(r"(?:Given value|Got value): (.+)", detail)[:1]).strip()
-    named = re.findall("(?:class_path'?[ =:]+|val=)'([^']+)'", f"{detail} {value}")
-    module, _, last = (name := [*named, value][0]).rpartition(".")
+    class_names = re.findall("(?:class_path'?[ =:]+|val=)'([^']+)'", f"{detail} {value}")
+    module, _, last = (name := [*class_names, value][0]).rpartition(".")
     known: dict[str, list[str]] = {}  # class -> import paths
     homes = [module] if re.fullmatch(r"[^\W\d][\w.]*", module) else []
     is_number = re.search("<class '(int|float)'>", detail)

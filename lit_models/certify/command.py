@@ -75,8 +75,8 @@ class Way:
         """What differs; empty if it is the same run. Of samples, losses, norms and weights only the
         first that differs is named, because the others follow from it."""
         training, rest = self.findings[:4], self.findings[4:]
-        shown = [found for found in training if found.words][:1] + rest
-        words = [f"{found.aspect}: {word}" for found in shown for word in found.words]
+        shown = [finding for finding in training if finding.words][:1] + rest
+        words = [f"{finding.aspect}: {word}" for finding in shown for word in finding.words]
         return [*self.faults, *words, *([self.parted] if self.parted else [])]
 
 
@@ -148,7 +148,7 @@ def table(ways: list[Way]) -> list[str]:
         if way.level != level:
             level = way.level
             lines += [f"{level}: {LEVELS[level]}", (" " * NAME_WIDTH + heads).rstrip()]
-        cells = "".join(f"{found.cell:<{CELL_WIDTH}}" for found in way.findings)
+        cells = "".join(f"{finding.cell:<{CELL_WIDTH}}" for finding in way.findings)
         lines.append(f"{way.name:<{NAME_WIDTH}}{cells or 'did not run'}".rstrip())
         for sentence in way.sentences:
             text = f"  {sentence}"
@@ -179,9 +179,9 @@ class Trial:
 
     def __init__(self, options: list[str], steps: int, to: Path | None) -> None:
         with usage_errors():
-            given = expand_configs(options)
-        files = [word for word in given if word.startswith("--config=")]
-        self.options = [*files, *DEFAULTS, *(word for word in given if word not in files)]
+            options = expand_configs(options)
+        files = [word for word in options if word.startswith("--config=")]
+        self.options = [*files, *DEFAULTS, *(word for word in options if word not in files)]
         values = ParsedCLI(["fit", *self.options]).values
         if "predict_output" in values["data"].get("init_args", {}):
             self.options.append("--data.predict_output=null")  # not to the user's file
@@ -213,7 +213,7 @@ class Trial:
         if (folder / FILE_NAME).exists():
             proof = verify_run(folder)
             way.faults, way.proof = proof.faults, [": ".join(line) for line in proof.epoch_lines()]
-        steps = {found.aspect: found.step for found in way.findings if found.step is not None}
+        steps = {each.aspect: each.step for each in way.findings if each.step is not None}
         if steps:
             way.parted = self.parted(way, min(steps.values()), steps)
 

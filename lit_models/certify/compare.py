@@ -107,7 +107,7 @@ def compare(one: Record, other: Record, bounds: dict[str, float]) -> list[Compar
         beyond = [name for name, gap in gaps.items() if bound is not None and gap > bound]
         words = [difference(name, left.get(name), right.get(name)) for name in beyond[:NUM_WORDS]]
         words += [f"and {len(beyond) - NUM_WORDS} more"] if len(beyond) > NUM_WORDS else []
-        if aspect == "metrics" and words and not any(found.words for found in findings):
+        if aspect == "metrics" and words and not any(finding.words for finding in findings):
             words.append("of the same samples: a mean of means is not the mean of all")
         steps = [int(name.split()[1].strip(",")) for name in beyond if name.startswith(STEP)]
         is_same = None if bound is None or not gaps else not beyond

@@ -139,9 +139,9 @@ class Probe(Callback):
 
 def tensors_of(batch: Any) -> list[Tensor]:
     """Return the tensors of a batch or an output, however it is nested, in their order."""
-    found: list[Tensor] = []
-    apply_to_collection(batch, Tensor, found.append)
-    return found
+    tensors: list[Tensor] = []
+    apply_to_collection(batch, Tensor, tensors.append)
+    return tensors
 
 
 def rows_of(batch: Any) -> list[str]:
@@ -180,14 +180,14 @@ def evaluate(trainer: Trainer, module: LightningModule, data: Any, probe: Probe)
             continue
         says = "return_predictions" if verb == "predict" else "verbose"
         try:
-            found = getattr(trainer, verb)(module, datamodule=data, **{says: False}) or []
+            results = getattr(trainer, verb)(module, datamodule=data, **{says: False}) or []
         except Exception as error:  # shown in the certificate
             if probe.stages is not None:
                 raise
             probe.note(trainer, left_out={stage: str(error)})
             continue
         if trainer.is_global_zero:
-            metrics = {name: value for values in found for name, value in values.items()}
+            metrics = {name: value for values in results for name, value in values.items()}
             probe.note(trainer, metrics=metrics)
             if verb == "predict" and isinstance(data, PlannedDataModule):
                 probe.note(trainer, output=str(data.predict_output_path))

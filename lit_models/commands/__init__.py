@@ -181,13 +181,13 @@ def arguments_of(argv: list[str], function: Callable[..., Any]) -> dict[str, Any
             raise ValueError(f"there is no option `{option}`.{near}")
         else:
             words.append(word)
-    found, rest = parser_of(function).parse_known_args(words)
+    namespace, rest = parser_of(function).parse_known_args(words)
     if rest and not takes_run:
         takes = f"`unisono {function.__name__}` takes {' '.join(placed).upper() or 'options alone'}"
         raise ValueError(f"{takes}, and no `{rest[0]}`. Options are written --name=value.")
-    given = vars(found) | values | ({RUN_OPTIONS: rest} if takes_run else {})
+    arguments = vars(namespace) | values | ({RUN_OPTIONS: rest} if takes_run else {})
     for name, p in inspect.signature(function, eval_str=True).parameters.items():
         if isinstance(kind := p.annotation, type) and is_dataclass(kind):
-            names = [field.name for field in fields(kind) if field.name in given]
-            given[name] = kind(**{field: given.pop(field) for field in names})
-    return given
+            names = [field.name for field in fields(kind) if field.name in arguments]
+            arguments[name] = kind(**{field: arguments.pop(field) for field in names})
+    return arguments

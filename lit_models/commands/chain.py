@@ -129,9 +129,9 @@ class Stage:
     @property
     def takes(self) -> list[str]:
         """The earlier stages whose output this stage reads."""
-        named = [str(self.checkpoint)] if self.checkpoint else []
-        named += [name for name in placeholders(self.options) if name not in (self.name, SEED)]
-        return list(dict.fromkeys(named))
+        names = [str(self.checkpoint)] if self.checkpoint else []
+        names += [name for name in placeholders(self.options) if name not in (self.name, SEED)]
+        return list(dict.fromkeys(names))
 
     def given(self, key: str) -> Any:
         """Return the value of a dotted key in the configs, or `None`."""
@@ -208,13 +208,13 @@ def _stage(name: str, values: Any, changes: Any) -> Stage:
             f"begins with a letter, and is none of {', '.join(RESERVED)}."
         )
     known = [f.name for f in fields(Stage) if f.name != "name"]
-    for given in (values, changes):
-        if not isinstance(given, Mapping) or not isinstance(given.get("options") or {}, Mapping):
+    for part in (values, changes):
+        if not isinstance(part, Mapping) or not isinstance(part.get("options") or {}, Mapping):
             raise ValueError(
                 f"stage {name} and its options must be mappings with keys such as verb and config, "
-                f"got {given!r}."
+                f"got {part!r}."
             )
-        for key in given:
+        for key in part:
             if key not in known:
                 near = did_you_mean(near_names(str(key), known) or known)
                 raise ValueError(f"stage {name} has the unknown key `{key}`.{near}")
@@ -294,12 +294,12 @@ def made_from(
         **{f"the option {k}": v for k, v in stage.options.items() if k not in DEPLOYMENT},
     }
     of_configs = [pair for content in configs.values() for pair in flat(content)]
-    named = {name.replace(".init_args", ""): value for name, value in of_configs} | stage.options
-    for name, value in named.items():  # the files that it names, except outputs of stages
+    options = {name.replace(".init_args", ""): value for name, value in of_configs} | stage.options
+    for name, value in options.items():  # the files that it names, except outputs of stages
         if name.rpartition(".")[2] in NO_INPUTS:
             continue
-        given = value if isinstance(value, list | tuple) else [value]
-        texts = [v for v in given if isinstance(v, str) and set(placeholders(v)) <= {SEED}]
+        items = value if isinstance(value, list | tuple) else [value]
+        texts = [v for v in items if isinstance(v, str) and set(placeholders(v)) <= {SEED}]
         if name.startswith("model."):  # patterns here match names of weights
             texts = [text for text in texts if not glob.has_magic(text)]
         paths = (p for text in texts for p in _paths(_filled(text, {SEED: str(seed)}), folder))
@@ -373,7 +373,7 @@ def _paths(text: str, chain: Path) -> list[Path]:
     """Return what exists of a path or pattern, except what the chain itself changes."""
     name, own = os.path.expanduser(text), chain.resolve()
     names = [name] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
-    resolved = [Path(found).resolve() for found in names if os.path.exists(found)]
+    resolved = [Path(match).resolve() for match in names if os.path.exists(match)]
     return [p for p in resolved if own not in (p, *p.parents) and p not in own.parents]
 
 
@@ -481,8 +481,8 @@ def run_process(command: Sequence[str]) -> tuple[int, list[int]]:
         for leader in group:
             _signal_group(leader, received[-1])
 
-    heard = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # as under nohup
-    before = {signum: signal.signal(signum, pass_on) for signum in heard}
+    signals = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # as under nohup
+    before = {signum: signal.signal(signum, pass_on) for signum in signals}
     try:
         process = subprocess.Popen(command, start_new_session=True)
         group.append(process.pid)

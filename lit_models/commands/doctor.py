@@ -98,8 +98,8 @@ def check_packages() -> list[Diagnosis]:
     from packaging.requirements import Requirement
 
     versions: dict[str, str] = {}
-    for found in distributions():  # the first of a name is imported
-        versions.setdefault(found.metadata["Name"], found.version)
+    for distribution in distributions():  # the first of a name is imported
+        versions.setdefault(distribution.metadata["Name"], distribution.version)
     python = f"{platform.python_version()} on {platform.platform(terse=True)}"
     out = [Diagnosis("python", "ok", python)]
     if "unisono" not in versions:

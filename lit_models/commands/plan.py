@@ -61,22 +61,22 @@ def plan(run_options: list[str] | None = None, *, devices: str = "1,2,4,8") -> i
     Raises:
         UsageError: a number is not valid, or the run splits its layers over devices.
     """
-    found = forecast_of(run_options or [], device_counts(devices))
-    label, *labels = found.columns[0]
+    forecast = forecast_of(run_options or [], device_counts(devices))
+    label, *labels = forecast.columns[0]
     table = Table()
     table.add_column(label, no_wrap=True)
-    for column in found.columns:
+    for column in forecast.columns:
         table.add_column(str(column[label]), justify="right", no_wrap=True)
     for name in labels:
-        values = [column[name] for column in found.columns]
+        values = [column[name] for column in forecast.columns]
         if any(value is not None for value in values):
             table.add_row(name, *map(shown, values))
     console = Console(highlight=False)
     console.print(table)
-    notes = [f"Left out: {line}" for line in found.refused]
-    if found.columns[0]["steps in all"] is None:
+    notes = [f"Left out: {line}" for line in forecast.refused]
+    if forecast.columns[0]["steps in all"] is None:
         notes.append("The run has no end: give trainer.max_epochs or trainer.max_steps.")
-    for line in [found.summary, *notes]:
+    for line in [forecast.summary, *notes]:
         console.print(line, soft_wrap=True)
     return 0
 
@@ -105,7 +105,7 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
             f"`unisono plan` reads the plan of the data, and {type(data).__name__} has none; give "
             "a config of one of Unisono's datamodules."
         )
-    found = Forecast(counts, trainer.get("precision"))
+    forecast = Forecast(counts, trainer.get("precision"))
     limits = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
     logging.disable(logging.INFO)  # Lightning's messages on devices
     try:
@@ -113,16 +113,16 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
             pl.Trainer(
                 **QUIET,
                 accelerator="cpu",
-                callbacks=[found],
+                callbacks=[forecast],
                 default_root_dir=folder,
                 accumulate_grad_batches=trainer.get("accumulate_grad_batches") or 1,
                 **{name: trainer[name] for name in limits if trainer.get(name) is not None},
             ).fit(module, data)
     finally:
         logging.disable(logging.NOTSET)
-    if not found.columns:
-        raise UsageError(found.refused[0].partition(". ")[2] if found.refused else NO_STEPS)
-    return found
+    if not forecast.columns:
+        raise UsageError(forecast.refused[0].partition(". ")[2] if forecast.refused else NO_STEPS)
+    return forecast
 
 
 class Forecast(pl.Callback):

@@ -105,11 +105,11 @@ def replay(
     Returns:
         1 if a value is not finite, else 0.
     """
-    found = find_step(run, step)
+    target = find_step(run, step)
     path = newest_config(run)
     config = read_config(path)
-    if lacking := [key for key in ("model", "data") if not config.get(key)]:
-        raise ValueError(f"{path} lacks {' and '.join(lacking)}; copy the run's own config again.")
+    if missing := [key for key in ("model", "data") if not config.get(key)]:
+        raise ValueError(f"{path} lacks {' and '.join(missing)}; copy the run's own config again.")
     silence_noise()
     seed = config.get("seed_everything")
     if seed is not None and seed is not False:
@@ -119,17 +119,17 @@ def replay(
     module, data = built(config, "model"), built(config, "data")
     assert isinstance(module, ExactModule), "it wrote the ledger"
     assert isinstance(data, PlannedDataModule)
-    advance = advance and found.num_older > 0
-    result = replay_step(found, module, data, config.get("trainer") or {}, advance)
+    advance = advance and target.num_older > 0
+    result = replay_step(target, module, data, config.get("trainer") or {}, advance)
     _say("config", path.name)
-    _show(found, result, advance)
+    _show(target, result, advance)
     if json is not None:
         content = {
             "run": str(run),
-            "ledger": found.line,
+            "ledger": target.line,
             "config": str(path),
-            "checkpoint": None if found.checkpoint is None else str(found.checkpoint),
-            "checkpoint_step": found.checkpoint_step,
+            "checkpoint": None if target.checkpoint is None else str(target.checkpoint),
+            "checkpoint_step": target.checkpoint_step,
             **asdict(result),
         }
         write_whole(json, dumps(content, indent=1) + "\n")
@@ -173,20 +173,20 @@ def _say(label: str, text: str) -> None:
     print(labelled(label, text, LABEL))
 
 
-def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
-    line, steps = found.line, f"{found.num_older} step{'s' * (found.num_older != 1)}"
+def _show(target: LedgerStep, result: Replay, advance: bool) -> None:
+    line, steps = target.line, f"{target.num_older} step{'s' * (target.num_older != 1)}"
     _say(
         "step",
         f"{line['step']}: step {line['step_in_epoch']} of epoch {line['epoch']}, attempt "
         f"{line['attempt']}, {line['samples']} samples, the ledger's digest",
     )
-    if found.left_out:
-        _say("left out", f"{found.left_out}; the final weights know nothing of it")
-    name = found.checkpoint and f"{found.checkpoint.name} of step {found.checkpoint_step}"
+    if target.left_out:
+        _say("left out", f"{target.left_out}; the final weights know nothing of it")
+    name = target.checkpoint and f"{target.checkpoint.name} of step {target.checkpoint_step}"
     _say("checkpoint", name or "none before it: the untrained network")
     if advance:
         _say("advanced", f"trained {steps} to it")
-    elif found.num_older:
+    elif target.num_older:
         _say("weights", f"{steps} older than the step's own; --advance trains the steps between")
     _say("dropout", "off here: where the run has it, losses differ from the ledger's")
 
@@ -223,8 +223,8 @@ def _show(found: LedgerStep, result: Replay, advance: bool) -> None:
     for place, samples in result.faults.items():
         ids = ", ".join(map(str, samples[:NUM_SHOWN])) + ", …" * (len(samples) > NUM_SHOWN)
         everywhere = f"all {len(samples)} samples"
-        named = everywhere if len(samples) == len(result.samples) else f"sample {ids}"
-        _say("not finite", f"{place}; {named}" if samples else place)
+        sample_words = everywhere if len(samples) == len(result.samples) else f"sample {ids}"
+        _say("not finite", f"{place}; {sample_words}" if samples else place)
 
 
 def _beside(value: float, ledger: float | None) -> str:
@@ -242,7 +242,7 @@ def _printable(text: str) -> Text:
 
 
 def replay_step(
-    found: LedgerStep,
+    target: LedgerStep,
     module: ExactModule,
     data: PlannedDataModule,
     trainer_values: dict[str, Any],
@@ -256,12 +256,12 @@ def replay_step(
         ValueError: the data are not those that the step was trained with.
         RuntimeError: training ends before the step.
     """
-    follow_one_device(data, found, trainer_values)
+    follow_one_device(data, target, trainer_values)
     if not module.may_accumulate:
         data.micro_batch_size = "auto"  # the whole step, whose samples the loss couples
-    at_step = AtStep(found, advance)
-    given = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
-    given.setdefault("precision", topology_of(found.run).get("precision"))
+    at_step = AtStep(target, advance)
+    options = {k: v for k, v in trainer_values.items() if k in TRAINER_KEYS and v is not None}
+    options.setdefault("precision", topology_of(target.run).get("precision"))
     non_finite = NonFinite("skip")
     non_finite.most_skipped = sys.maxsize  # no limit: the run itself went on
     logging.disable(logging.WARNING)  # messages for real trainings
@@ -269,35 +269,35 @@ def replay_step(
         with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(
                 **QUIET,
-                **given,
+                **options,
                 callbacks=[non_finite, at_step],
                 plugins=[LightningEnvironment()],  # one process, whatever the launcher
                 default_root_dir=folder,
             )
-            trainer.ckpt_path = found.checkpoint  # the datamodule reads it, too
+            trainer.ckpt_path = target.checkpoint  # the datamodule reads it, too
             trainer.fit(module, data, weights_only=True)
     finally:
         logging.disable(logging.NOTSET)
     if at_step.seen is None:
         raise RuntimeError(
-            f"training ended after step {trainer.global_step}, before step {found.line['step']}; "
+            f"training ended after step {trainer.global_step}, before step {target.line['step']}; "
             "look at the nearest checkpoint's weights with --advance=false."
         )
     return at_step.seen
 
 
 def follow_one_device(
-    data: PlannedDataModule, found: LedgerStep, trainer_values: dict[str, Any]
+    data: PlannedDataModule, target: LedgerStep, trainer_values: dict[str, Any]
 ) -> None:
     """Set the run's global batch and micro-batch size on the datamodule: these fit in memory."""
-    request = plan_of(found.run)["request"]
+    request = plan_of(target.run)["request"]
     accumulation = trainer_values.get("accumulate_grad_batches") or 1
-    slots = found.start["num_replicas"] * accumulation  # a tensor group has one slot
+    slots = target.start["num_replicas"] * accumulation  # a tensor group has one slot
     micro = data.micro_batch_size
     data.global_batch_size = request["global_batch_size"]
     if micro == "auto" or accumulation > 1:
         micro = math.ceil(data.global_batch_size / slots)
-        rehearsal = topology_of(found.run).get("plan", {}).get("rehearsal")  # a script has none
+        rehearsal = topology_of(target.run).get("plan", {}).get("rehearsal")  # a script has none
         micro = rehearsal["micro_batch_size"] if rehearsal else micro
     data.micro_batch_size = micro
 
@@ -306,15 +306,15 @@ class AtStep(Callback):
     """Examines one step before it is trained, then stops: with `advance` once training has reached
     the step, else at once."""
 
-    def __init__(self, found: LedgerStep, advance: bool) -> None:
-        self.found, self.advance = found, advance
+    def __init__(self, target: LedgerStep, advance: bool) -> None:
+        self.target, self.advance = target, advance
         self.seen: Replay | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check, before any weight is read, that the plan gives the ledger's samples."""
-        data, run, line = trainer.datamodule, self.found.run, self.found.line
+        data, run, line = trainer.datamodule, self.target.run, self.target.line
         request = data.request("train")
-        if request.digest() != self.found.start["plan_digest"]:
+        if request.digest() != self.target.start["plan_digest"]:
             then, now = plan_of(run)["request"], vars(request)
             changes = [f"{k}: {then.get(k)} -> {v}" for k, v in now.items() if v != then.get(k)]
             raise ValueError(
@@ -332,20 +332,20 @@ class AtStep(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        is_there = trainer.global_step == self.found.line["step"] - 1
+        is_there = trainer.global_step == self.target.line["step"] - 1
         if self.seen is not None or not (is_there or not self.advance):
             return
         assert isinstance(pl_module, ExactModule)
         trainer.should_stop = True
         pl_module.eval()  # for good: no step follows
-        step = self.found.line["step_in_epoch"]
+        step = self.target.line["step_in_epoch"]
         self.seen = looked_at(trainer, pl_module, self._epoch(trainer), step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self.on_train_start(trainer, pl_module)
 
     def _epoch(self, trainer: Trainer) -> int:
-        return 0 if trainer.overfit_batches > 0 else self.found.line["epoch"]
+        return 0 if trainer.overfit_batches > 0 else self.target.line["epoch"]
 
 
 def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> Replay:
@@ -400,23 +400,23 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
 def first_fault(module: ExactModule, batch: dict[str, Any]) -> str:
     """Return the first place with NaN or +inf in a forward pass: a value of the batch, a weight or
     the output of a module, else the loss itself. -inf is allowed: masks consist of it."""
-    found: list[str] = []
+    places: list[str] = []
 
     def look(place: str, values: Any) -> None:
         if isinstance(values, dict | list | tuple):
             for value in values.values() if isinstance(values, dict) else values:
                 look(place, value)
         elif isinstance(values, Tensor) and (values.isnan() | (values == math.inf)).any():
-            found.append(place)
+            places.append(place)
 
     for name, value in batch.items():
         look(f"{name} of the batch", value)
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         look(f"weight {name}", value)
     parts = {f"output of {name}": part for name, part in module.named_modules() if name}
-    heard = {place: partial(lambda at, *call: look(at, call[-1]), place) for place in parts}
-    handles = [parts[place].register_forward_hook(hook) for place, hook in heard.items()]
+    hooks = {place: partial(lambda at, *call: look(at, call[-1]), place) for place in parts}
+    handles = [parts[place].register_forward_hook(hook) for place, hook in hooks.items()]
     module.training_terms(batch)
     for handle in handles:
         handle.remove()
-    return found[0] if found else "the loss itself, after finite outputs"
+    return places[0] if places else "the loss itself, after finite outputs"

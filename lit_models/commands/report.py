@@ -65,8 +65,8 @@ class RunRecord:
     @property
     def median_seconds(self) -> float:
         """Median duration of a surviving step; 0 without steps."""
-        found = [seconds for _, seconds in self.series("seconds")]
-        return statistics.median(found) if found else 0.0
+        durations = [seconds for _, seconds in self.series("seconds")]
+        return statistics.median(durations) if durations else 0.0
 
     @property
     def evaluated(self) -> dict[str, Points]:
@@ -163,7 +163,7 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
     if not path.exists():
         notes.append("There is no metrics.csv: metrics of evaluations are not shown.")
         return {}
-    found: dict[str, dict[float, float]] = {}
+    series: dict[str, dict[float, float]] = {}
     alone: dict[str, Points] = {}  # of evaluations after training: the newest
     damaged, newest = 0, 0.0
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
@@ -182,31 +182,32 @@ def _read_metrics(path: Path, last_step: int, notes: list[str]) -> dict[str, Poi
                     alone[name] = [(float(last_step), value)]
                     continue
                 newest = max(newest, done)
-                found.setdefault(name, {})[done] = value
+                series.setdefault(name, {})[done] = value
     if damaged:
         notes.append(f"metrics.csv: {damaged} damaged rows are left out, as a kill leaves them.")
-    return alone | {name: sorted(points.items()) for name, points in found.items()}
+    return alone | {name: sorted(points.items()) for name, points in series.items()}
 
 
 def attempts_of(run: RunRecord) -> list[dict[str, Any]]:
     """Return for each start of a run its `number`, `devices`, steps `begin` and `last`, `seconds`
     of training, `end` in words and the time when it `began`."""
-    found: list[dict[str, Any]] = []
+    attempts: list[dict[str, Any]] = []
     for line in run.ledger:
         event = line.get("event")
         if "resumed_from_step" in line:
             begin = line["resumed_from_step"]
             began = datetime.fromisoformat(line["started_at"]).astimezone(UTC)
             one = {"number": line["attempt"], "devices": line["world_size"], "began": began}
-            found.append(one | {"begin": begin, "last": begin, "seconds": 0.0, "end": "broke off"})
-        elif found and event in ("ended", "stopped"):
-            found[-1]["end"] = "ended" if event == "ended" else f"stopped by {line['reason']}"
-        elif found and event is None:
-            found[-1]["last"] = line["step"]
-            found[-1]["seconds"] += line.get("seconds", 0.0)
-    if found and run.ledger[-1].get("event") != "stopped":
-        found[-1]["end"] = re.split(":| after", ending(run)[1])[0].lower()
-    return found
+            one |= {"begin": begin, "last": begin, "seconds": 0.0, "end": "broke off"}
+            attempts.append(one)
+        elif attempts and event in ("ended", "stopped"):
+            attempts[-1]["end"] = "ended" if event == "ended" else f"stopped by {line['reason']}"
+        elif attempts and event is None:
+            attempts[-1]["last"] = line["step"]
+            attempts[-1]["seconds"] += line.get("seconds", 0.0)
+    if attempts and run.ledger[-1].get("event") != "stopped":
+        attempts[-1]["end"] = re.split(":| after", ending(run)[1])[0].lower()
+    return attempts
 
 
 def ending(run: RunRecord) -> tuple[str, str]:
@@ -325,8 +326,8 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
     def mean(key: str, form: str) -> str | None:
         pairs = [(ln[key], ln.get("seconds", 1)) for ln in lines if ln.get(key) is not None]
         weight = sum(seconds for _, seconds in pairs)
-        found = sum(value * seconds for value, seconds in pairs) / weight if weight else None
-        return None if found is None else format(found, form)
+        average = sum(value * seconds for value, seconds in pairs) / weight if weight else None
+        return None if average is None else format(average, form)
 
     samples = sum(line["samples"] for line in run.steps)
     rate = f"{samples / run.seconds:,.1f}" if run.seconds else None
@@ -366,9 +367,9 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
     """Return the variables of the template for two runs."""
     runs = (first, second)
     names = [run.name if first.name != second.name else str(run.folder) for run in runs]
-    found = differences(first, second)
+    by_aspect = differences(first, second)
     rows: list[tuple[str, ...]] = []
-    for aspect, changed in found.items():
+    for aspect, changed in by_aspect.items():
         rows += [("" if place else aspect, *row, "") for place, row in enumerate(changed or ())]
     common = sorted(first.evaluated.keys() & second.evaluated.keys())
     values: dict[str, list[float | None]] = {
@@ -381,21 +382,21 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
     for name, (one, two) in values.items():
         change = "" if one is None or two is None else f"{two - one:+,.4g}"
         rows.append(("", name, shown(one), shown(two), change))
-    named = dict(zip(names, runs, strict=True))
+    by_name = dict(zip(names, runs, strict=True))
     drawn = {n for run in runs for n in [*drawn_metrics(run), "val/loss"]} & set(common)
     watched = [run.monitor[0] for run in runs]
     return {
         "title": f"{names[0]} and {names[1]}",
-        "states": [(n, *ending(run)) for n, run in named.items()],
-        "differs": [aspect for aspect, rows_ in found.items() if rows_],
-        "same": [aspect for aspect, rows_ in found.items() if rows_ == []],
-        "unknown": [aspect for aspect, rows_ in found.items() if rows_ is None],
+        "states": [(n, *ending(run)) for n, run in by_name.items()],
+        "differs": [aspect for aspect, rows_ in by_aspect.items() if rows_],
+        "same": [aspect for aspect, rows_ in by_aspect.items() if rows_ == []],
+        "unknown": [aspect for aspect, rows_ in by_aspect.items() if rows_ is None],
         "gap": loss_gap(first, second),
         "names": names,
         "rows": rows,
-        "charts": curves(named, sorted(drawn, key=lambda n: (n not in watched, n))),
-        "warnings": [f"{n}: {note}" for n, run in named.items() for note in run.notes],
-        "sources": list(named.items()),
+        "charts": curves(by_name, sorted(drawn, key=lambda n: (n not in watched, n))),
+        "warnings": [f"{n}: {note}" for n, run in by_name.items() for note in run.notes],
+        "sources": list(by_name.items()),
     }
 
 
@@ -434,12 +435,12 @@ def differences(
         return value if isinstance(value, str) else json.dumps(value)
 
     one, two = aspects(first), aspects(second)
-    found: dict[str, list[tuple[str, str, str]] | None] = dict.fromkeys(one)
+    by_aspect: dict[str, list[tuple[str, str, str]] | None] = dict.fromkeys(one)
     for aspect in one:
         if one[aspect] and two[aspect]:
             pairs = changes(one[aspect], two[aspect])
-            found[aspect] = [(name, words(old), words(new)) for name, old, new in pairs]
-    return found
+            by_aspect[aspect] = [(name, words(old), words(new)) for name, old, new in pairs]
+    return by_aspect
 
 
 def loss_gap(first: RunRecord, second: RunRecord) -> tuple[float, int] | None:
@@ -486,13 +487,13 @@ def chart(title: str, series: dict[str, Points], may_be_log: bool = False) -> di
         notes.append("No value was written.")
     lines = []
     for name, points in series.items():
-        kept = thinned(points)
-        if len(kept) < len(points):
+        drawn = thinned(points)
+        if len(drawn) < len(points):
             notes.append(
-                f"{len(kept):,} of {len(points):,} points of {name} are drawn: no extreme is lost."
+                f"{len(drawn):,} of {len(points):,} points of {name} are drawn: no extreme is lost."
             )
-        values = [value if math.isfinite(value) else None for _, value in kept]
-        lines.append({"name": name, "steps": [step for step, _ in kept], "values": values})
+        values = [value if math.isfinite(value) else None for _, value in drawn]
+        lines.append({"name": name, "steps": [step for step, _ in drawn], "values": values})
     return {"title": title, "series": lines, "is_log": is_log, "note": " ".join(notes)}
 
 
@@ -501,14 +502,14 @@ def thinned(points: Points) -> Points:
     that no extreme is lost (M4: Jugel et al., VLDB 2014), and all non-finite points."""
     if len(points) <= 4 * MOST_STRETCHES:
         return points
-    kept = {point for point in points if not math.isfinite(point[1])}
+    drawn = {point for point in points if not math.isfinite(point[1])}
     width = math.ceil(len(points) / MOST_STRETCHES)
     for begin in range(0, len(points), width):
         finite = [point for point in points[begin : begin + width] if math.isfinite(point[1])]
         if finite:
-            kept |= {finite[0], finite[-1]}
-            kept |= {f(finite, key=lambda point: point[1]) for f in (min, max)}
-    return sorted(kept)
+            drawn |= {finite[0], finite[-1]}
+            drawn |= {f(finite, key=lambda point: point[1]) for f in (min, max)}
+    return sorted(drawn)
 
 
 def some(value: float) -> float | None:

@@ -87,18 +87,18 @@ def submit(
             f"--target={target}: the stages of a chain wait for each other in SLURM's queue alone. "
             "Give the config of one stage, or run them one after the other by `unisono chain`."
         )
-    found = (chain_scripts if is_chain else run_script)(run, resources, name, python)
-    if not found:
+    scripts = (chain_scripts if is_chain else run_script)(run, resources, name, python)
+    if not scripts:
         return 0
-    written = write_scripts(found, name)
-    numbers = hand_in(written, resources, dry_run)
+    paths = write_scripts(scripts, name)
+    numbers = hand_in(paths, resources, dry_run)
     if dry_run:
         return 0
-    for path, job in zip(written, numbers, strict=False):
+    for path, job in zip(paths, numbers, strict=False):
         of_slurm = f"job {job}: {path.stem}, logs {LOGS}/train_{job}.out, .err"
         print(f"submitted  {of_slurm if job else path}")
     if target == "slurm" and not is_chain:
-        folder = found["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
+        folder = scripts["job.sh"].run_folder.replace("$SLURM_JOB_ID", numbers[0])
         folder = folder or given_option(options, ROOT) or ""
         print(f"run folder {folder}; with --{ROOT}= it a new job goes on")
     return 0
@@ -208,8 +208,8 @@ def hand_in(files: Sequence[Path], resources: Resources, is_dry: bool) -> list[s
     if is_slurm:
         LOGS.mkdir(exist_ok=True)
     # Inside of a job, that job's variables would override the script.
-    ours, kept = ("SLURM_", "SBATCH_"), ("SLURM_CONF", "SLURM_CLUSTERS")
-    environ = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(ours)}
+    ours, allowed = ("SLURM_", "SBATCH_"), ("SLURM_CONF", "SLURM_CLUSTERS")
+    environ = {k: v for k, v in os.environ.items() if k in allowed or not k.startswith(ours)}
     for file in files:
         command = resources.hand_in(file, numbers[-1] if numbers else None)
         line = shlex.join(command)
@@ -261,8 +261,8 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
     machines: dict[str, Resources] = {}
     changes: dict[str, list[str]] = {}
     with usage_errors():
-        given = {**(chain.__kwdefaults__ or {}), **arguments_of(options, chain)}
-        for stage in read_stages(given["stages"] or {}, given["change"]):
+        arguments = {**(chain.__kwdefaults__ or {}), **arguments_of(options, chain)}
+        for stage in read_stages(arguments["stages"] or {}, arguments["change"]):
             machines[stage.name] = job = job_of_stage(stage, most)
             if stage.verb in TRAINER_VERBS:
                 own: dict[str, Any] = {"trainer.num_nodes": job.most} if job.most > 1 else {}
@@ -272,11 +272,11 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
                 words = {"devices": job.tasks, **{f"options.{k}": v for k, v in own.items()}}
                 changes[stage.name] = [f"--change.{stage.name}.{k}={v}" for k, v in words.items()]
             stages.append(stage)
-        chosen = chosen_stages(stages, given["only"])
-    folder = Path(given["to"].replace("{seed}", str(given["seed"]))).expanduser()
-    states, _ = check_outputs(stages, chosen, folder, given["seed"])
-    kept = [shlex.quote(word) for word in one_word_each(run) if not word.startswith("--only=")]
-    found = {}
+        chosen = chosen_stages(stages, arguments["only"])
+    folder = Path(arguments["to"].replace("{seed}", str(arguments["seed"]))).expanduser()
+    states, _ = check_outputs(stages, chosen, folder, arguments["seed"])
+    run_words = [shlex.quote(word) for word in one_word_each(run) if not word.startswith("--only=")]
+    scripts = {}
     for number, stage in enumerate(stages, 1):
         if stage not in chosen:
             continue
@@ -285,12 +285,12 @@ def chain_scripts(run: list[str], most: Resources, name: str, python: str) -> di
             continue
         job = machines[stage.name]
         if stage.given("model"):  # else it is the checkpoint's, which may not exist yet
-            check_run(stage.arguments(folder, given["seed"]), job.processes, is_stage=True)
+            check_run(stage.arguments(folder, arguments["seed"]), job.processes, is_stage=True)
         launcher = f"--launcher={shlex.quote(shlex.join(job.srun))}"
-        command = [shlex.join([python, *MODULE, "chain"]), *kept, f"--only={stage.name}"]
+        command = [shlex.join([python, *MODULE, "chain"]), *run_words, f"--only={stage.name}"]
         command += [*changes.get(stage.name, []), launcher]
-        found[f"{number}-{stage.name}.sh"] = Script(job, f"{name}-{stage.name}", python, command)
-    return found
+        scripts[f"{number}-{stage.name}.sh"] = Script(job, f"{name}-{stage.name}", python, command)
+    return scripts
 
 
 def job_of_stage(stage: Stage, most: Resources) -> Resources:

@@ -161,8 +161,8 @@ def read_ledger(run: Path) -> list[Row]:
         raise FileNotFoundError(f"{what}; name a run folder, such as runs/demo.")
     rows = json_lines(path)
     for number, row in enumerate(rows, 1):
-        if lacking := _KEYS[_kind(row)] - row.keys():
-            raise damaged_file(path, f"it lacks {', '.join(sorted(lacking))}", number)
+        if missing_keys := _KEYS[_kind(row)] - row.keys():
+            raise damaged_file(path, f"it lacks {', '.join(sorted(missing_keys))}", number)
         if wrong := [name for name in _KEYS[_kind(row)] - _TEXTS if type(row[name]) is not int]:
             raise damaged_file(path, f"{wrong[0]} is no whole number", number)
     return rows
@@ -201,25 +201,25 @@ class Lineage(NamedTuple):
 
 def surviving(rows: list[Row]) -> Lineage:
     """Return the lineage of a ledger's lines."""
-    kept: list[Row] = []
+    lineage: list[Row] = []
     discarded: list[str] = []
     for row in rows:
         if (begin := row.get("resumed_from_step")) is not None:
-            lost = [line for line in kept if _kind(line) == "step" and line["step"] > begin]
+            lost = [line for line in lineage if _kind(line) == "step" and line["step"] > begin]
             if lost:
                 numbers = [line["step"] for line in lost]
                 steps_lost = f"steps {min(numbers)} to {max(numbers)}"
                 discarded.append(f"attempt {lost[0]['attempt']}, {steps_lost}")
-            kept = [line for line in kept if line.get("step", 0) <= begin]
-        kept.append(row)
-    steps = {line["step"]: line for line in kept if _kind(line) == "step"}
+            lineage = [line for line in lineage if line.get("step", 0) <= begin]
+        lineage.append(row)
+    steps = {line["step"]: line for line in lineage if _kind(line) == "step"}
     # The gradient scaler of float16 skips these steps by itself.
     not_finite = [step for step, line in steps.items() if line.get("is_finite") is False]
     left_out = dict.fromkeys(not_finite, "its loss or gradient is not finite")
-    for line in kept:
+    for line in lineage:
         if line.get("event") == "not_applied":
             left_out[line["step"]] = "its update was not applied"
-    return Lineage(kept, steps, discarded, left_out)
+    return Lineage(lineage, steps, discarded, left_out)
 
 
 def verify_run(run: Path) -> Proof:

@@ -237,8 +237,8 @@ def check_options(options: list[str], verb: str, of_devices: str, of_nodes: str)
         UsageError: devices or nodes are given, or the checkpoint that a training resumes from.
     """
     for name, own in (("devices", of_devices), ("num_nodes", of_nodes)):
-        if (given := given_option(options, f"trainer.{name}")) is not None:
-            raise UsageError(f"--trainer.{name}={given} is set by {own}: leave it out.")
+        if (value := given_option(options, f"trainer.{name}")) is not None:
+            raise UsageError(f"--trainer.{name}={value} is set by {own}: leave it out.")
     ckpt_path = given_value(options, "ckpt_path")
     if verb == "fit" and ckpt_path not in (None, "auto"):
         raise UsageError(

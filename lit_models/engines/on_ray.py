@@ -56,11 +56,11 @@ def launch(argv: list[str]) -> int:
     words = one_word_each(words)
     own = [word.replace("engine.", "", 1) for word in words if word.startswith("--engine.")]
     with usage_errors():
-        given = arguments_of(own, on_ray)
+        arguments = arguments_of(own, on_ray)
         options = expand_configs([word for word in words if not word.startswith("--engine")])
-    if unknown := given[RUN_OPTIONS]:
+    if unknown := arguments[RUN_OPTIONS]:
         raise UsageError(f"there is no option {unknown[0].replace('--', '--engine.')}.")
-    return on_ray(**given | {RUN_OPTIONS: [verb, *options]})
+    return on_ray(**arguments | {RUN_OPTIONS: [verb, *options]})
 
 
 def on_ray(
@@ -193,10 +193,10 @@ class RayReports(Callback):
             ledger.wants_save = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         place = {"step": trainer.global_step, "run": trainer.default_root_dir}
         if not trainer.sanity_checking:
-            ray.train.report({**found, **place})
+            ray.train.report({**metrics, **place})
 
 
 class ReportingCLI(cli.UnisonoCLI):

@@ -130,8 +130,8 @@ class PlannedLM(TemplateLM):
         counts = []
         for request in requests:
             ids = self.tok_encode(request.args[0])
-            found = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
-            windows += [(None, *make_disjoint_window(window)) for window in found]
+            parts = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
+            windows += [(None, *make_disjoint_window(window)) for window in parts]
             counts.append(len(windows))
         nats = [score for score, _ in self._loglikelihood_tokens(windows)] if windows else []
         return [sum(nats[a:b]) for a, b in zip([0, *counts], counts, strict=False)]
@@ -252,12 +252,12 @@ def tasks_of(named: Sequence[str]) -> list[Any]:
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # our own table says what matters
     folders = [name for name in named if Path(name).expanduser().is_dir()]
-    known, wanted = TaskManager(include_path=folders, include_defaults=False), []
+    known, names = TaskManager(include_path=folders, include_defaults=False), []
     for folder in folders:
-        found = TaskManager(include_path=folder, include_defaults=False).all_subtasks
-        if not found:
+        subtasks = TaskManager(include_path=folder, include_defaults=False).all_subtasks
+        if not subtasks:
             raise ValueError(f"{folder} holds no task of lm-eval; write one as a .yaml file.")
-        wanted += found
+        names += subtasks
     others = [name for name in named if name not in folders]
     if any(name not in known.all_tasks and not name.endswith(".yaml") for name in others):
         known = TaskManager(include_path=folders)  # with lm-eval's own, thousands of files
@@ -269,7 +269,7 @@ def tasks_of(named: Sequence[str]) -> list[Any]:
                 "has its tasks in it."
             )
     tasks: dict[str, Any] = {}
-    for name in [*wanted, *others]:
+    for name in [*names, *others]:
         say_first(f"task {name}")
         try:
             tasks |= known.load([name])["tasks"]

@@ -65,15 +65,15 @@ class Shelf:
 
     def models(self, *kinds: str) -> dict[str, Model]:
         """Return name -> model of these classes, or all: the best of each run, else its last."""
-        found = list(self._alone)
+        models = list(self._alone)
         for name, run in self.runs().items():
             files = [run / "checkpoints" / file for file in ("best.ckpt", "last.ckpt")]
             with suppress(FileNotFoundError, KeyError, TypeError, ValueError):  # shown by its view
                 path = newest_config(run)
                 config = self.once(path, path, read_config, path)
                 kind = config["model"]["class_path"].rpartition(".")[2]
-                found += [Model(name, kind, path, run) for path in files if path.exists()][:1]
-        return {model.name: model for model in found if not kinds or model.kind in kinds}
+                models += [Model(name, kind, path, run) for path in files if path.exists()][:1]
+        return {model.name: model for model in models if not kinds or model.kind in kinds}
 
     async def compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a function in the thread in which modules compute, and return its result."""
@@ -143,23 +143,23 @@ class Finder:
                 self.grades[query.text] = dict(zip(*queries.judged(place), strict=True))
         if hasattr(module, "encode"):
             vectors = module.encode([document.whole for document in self.documents], False)
-            asked = [query.text for query in data.collection.queries][:MOST_ASKED]
-            self.index = module.index(vectors, module.encode(asked, True), self.depth)
+            queries = [query.text for query in data.collection.queries][:MOST_ASKED]
+            self.index = module.index(vectors, module.encode(queries, True), self.depth)
 
     def find(self, query: str) -> dict[str, Any]:
         """Return search method -> its ten best documents, as the datamodule shows them."""
-        found: dict[str, Any] = {"BM25": (first := self.bm25.search([query], self.depth))}
+        results: dict[str, Any] = {"BM25": (first := self.bm25.search([query], self.depth))}
         if hasattr(self.module, "encode"):
-            found["Retriever"] = own = self.module.search([query], self.index, self.depth)
+            results["Retriever"] = own = self.module.search([query], self.index, self.depth)
             if (weight := self.module.fusion_weight()) is not None:
-                found[f"Fused, BM25 weighs {weight:g}"] = self.module.fuse(own, first)
+                results[f"Fused, BM25 weighs {weight:g}"] = self.module.fuse(own, first)
         elif size := min(self.data.candidates.top, (first.documents >= 0).sum()):
             numbers, prior = (values[0, :size] for values in first)
             texts = [self.documents[number].whole for number in numbers]
             scores = self.module.rank(query, texts, prior if self.module.adds_prior else None)
             order = scores.argsort(descending=True).tolist()
-            found["Re-ranked"] = numbers[None, order], scores[None, order]
-        for way, hits in found.items():
+            results["Re-ranked"] = numbers[None, order], scores[None, order]
+        for way, hits in results.items():
             best = zip(*(values[0, :10].tolist() for values in hits), strict=True)
-            found[way] = [self.data.shown(query, *hit) for hit in best if hit[0] >= 0]
-        return found
+            results[way] = [self.data.shown(query, *hit) for hit in best if hit[0] >= 0]
+        return results

@@ -153,11 +153,11 @@ async def runs_view(shelf: Shelf) -> None:
     words("h1", "Runs")
 
     def rows() -> list[dict[str, Any]]:
-        found = []
+        entries = []
         for name, folder in shelf.runs().items():
             times = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
-            found.append(row_of(name, folder, int(time.time() // 60), *times))  # shows its age
-        return found
+            entries.append(row_of(name, folder, int(time.time() // 60), *times))  # shows its age
+        return entries
 
     async def follow() -> None:
         table.update_rows(await asyncio.to_thread(rows), clear_selection=False)
@@ -290,12 +290,12 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
     model = shelf.models("LitOccupationCoder").get(name)
 
     def chosen(page: dict[str, Any]) -> Any:
-        found, order = whole, "descending" if page["descending"] else "ascending"
+        selection, order = whole, "descending" if page["descending"] else "ascending"
         for column, field in fields.items():
             if field.value:
                 fits = pc.greater_equal if column == "confidence" else contains
-                found = found.filter(fits(found[column], field.value))
-        return found.sort_by([(page["sortBy"], order)]) if page["sortBy"] else found
+                selection = selection.filter(fits(selection[column], field.value))
+        return selection.sort_by([(page["sortBy"], order)]) if page["sortBy"] else selection
 
     async def open_row(row: dict[str, Any]) -> None:
         title = row["input"]
@@ -308,11 +308,11 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
             ui.link("its codes", where)
 
     async def turn(page: dict[str, Any]) -> None:
-        found = await asyncio.to_thread(chosen, page)
+        selection = await asyncio.to_thread(chosen, page)
         size = min(page["rowsPerPage"] or MOST_ROWS, MOST_ROWS)
-        rows = found.slice((page["page"] - 1) * size, size).to_pylist()
+        rows = selection.slice((page["page"] - 1) * size, size).to_pylist()
         table.rows = [{**row, "opens": model is not None} for row in rows]
-        table.pagination = {**page, "rowsPerPage": size, "rowsNumber": len(found)}
+        table.pagination = {**page, "rowsPerPage": size, "rowsNumber": len(selection)}
 
     with ui.row(align_items="center"):
         texts = [column for column in TEXTS if column in whole.column_names]
@@ -328,8 +328,8 @@ async def errors_view(shelf: Shelf, args: PageArguments) -> None:
     if model is not None and "truth" in whole.column_names:
         confused = Counter[tuple[str, str]]()
         for row in whole.group_by(["truth", "answer"]).aggregate([([], "count_all")]).to_pylist():
-            true, given = set(row["truth"].split()), set(row["answer"].split())
-            pairs = product(sorted(true - given), sorted(given - true))
+            true, answer = set(row["truth"].split()), set(row["answer"].split())
+            pairs = product(sorted(true - answer), sorted(answer - true))
             confused.update(dict.fromkeys(pairs, row["count_all"]))
         top = [{"true": t, "given": g, "count": n} for (t, g), n in confused.most_common(NUM_PAIRS)]
         words("h2", "Codes that are confused")
@@ -359,17 +359,17 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
         texts, spoken = list(filter(str.strip, titles.value.splitlines())), language.value
         if not 0 < len(texts) <= MOST_TITLES:
             raise ValueError(f"{len(texts)} titles: write 1 to {MOST_TITLES}; a table holds more.")
-        for found in await shelf.compute(lambda: module.code(texts, spoken, k_best=NUM_SETS)):
-            words("h2", found.text)
-            each = zip(found.codes, found.confidences, strict=True)
-            sets = [([f"{named[c]} ({p:.1%})" for c, p in each], found.set_confidence)]
-            sets += [([named[c] for c in codes], share) for codes, share in found.next_sets]
+        for answer in await shelf.compute(lambda: module.code(texts, spoken, k_best=NUM_SETS)):
+            words("h2", answer.text)
+            each = zip(answer.codes, answer.confidences, strict=True)
+            sets = [([f"{named[c]} ({p:.1%})" for c, p in each], answer.set_confidence)]
+            sets += [([named[c] for c in codes], share) for codes, share in answer.next_sets]
             with ui.element("div").classes("figures"):
                 facts((f"{share:.1%}", "; ".join(codes)) for codes, share in sets)
-                await show_nearest(shelf, model, found.text)
-            right = ui.select(named, value=found.codes, multiple=True, with_input=True)
+                await show_nearest(shelf, model, answer.text)
+            right = ui.select(named, value=answer.codes, multiple=True, with_input=True)
             right.props('label="right codes" use-chips').classes("wide").on_value_change(
-                lambda event, title=found.text: corrections.update({title: (spoken, event.value)})
+                lambda event, title=answer.text: corrections.update({title: (spoken, event.value)})
             )
 
     def offer_corrections() -> None:
@@ -469,14 +469,14 @@ async def search_view(shelf: Shelf, args: PageArguments) -> None:
                 facts((one.check, " · ".join(filter(None, one[1:]))) for one in report.findings)
 
     async def show() -> None:
-        found, asked = dict[str, Any](), query.value[:1000]
+        results, text = dict[str, Any](), query.value[:1000]
         for finder in reversed(finders.values()):
-            found |= await shelf.compute(finder.find, asked)
-        marked = "|".join(re.findall(r"\w+", asked)) or "$^"  # matches nothing
+            results |= await shelf.compute(finder.find, text)
+        marked = "|".join(re.findall(r"\w+", text)) or "$^"  # matches nothing
         marks = re.compile(rf"\b({marked})\b", re.IGNORECASE)
-        grades = judged.get(asked, {})
+        grades = judged.get(text, {})
         with ui.element("div").classes("columns"):
-            for way, hits in found.items():
+            for way, hits in results.items():
                 with ui.element("section").classes("nicegui-column"):
                     words("h2", way if hits else f"{way}: nothing")
                     for number, score, address, title, says in hits:
@@ -527,26 +527,28 @@ async def language_view(shelf: Shelf) -> None:
 @view
 async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any) -> None:
     """Show the probability of each token; with `options`, stream an answer first."""
-    module, heard = await shelf.module(model), list[list[int]]()
-    asked = text if talk is None else [*talk, {"role": "user", "content": text}]
+    module, token_ids = await shelf.module(model), list[list[int]]()
+    prompt = text if talk is None else [*talk, {"role": "user", "content": text}]
     if options:
         stop = ui.button("stop", on_click=lambda: stop.set_visibility(False))
         shown = words("p", "", "tokens").props("aria-busy=true")
 
         def hear(rows: list[list[int]]) -> bool:
-            heard[:] = rows
+            token_ids[:] = rows
             return stop.is_deleted or not stop.visible
 
-        task = asyncio.create_task(shelf.compute(lambda: module.generate([asked], hear, **options)))
+        task = asyncio.create_task(
+            shelf.compute(lambda: module.generate([prompt], hear, **options))
+        )
         while not task.done():
             await asyncio.wait([task], timeout=0.1)
-            shown.set_text(module.tokenizer.decode_continuation(heard[0] if heard else []))
+            shown.set_text(module.tokenizer.decode_continuation(token_ids[0] if token_ids else []))
         stop.delete()
         shown.delete()
         [written] = task.result()
         if talk is not None:
-            talk[:] = [*asked, {"role": "assistant", "content": written}]
-    for tokens in (LEGEND, await shelf.compute(module.token_nats, asked, *heard[:1])):
+            talk[:] = [*prompt, {"role": "assistant", "content": written}]
+    for tokens in (LEGEND, await shelf.compute(module.token_nats, prompt, *token_ids[:1])):
         with ui.element("p").classes("tokens"):
             for piece, nats in tokens:
                 token = words("mark", piece).style(f"--share: {min(6 * nats, 40):.0f}%")
@@ -564,13 +566,13 @@ async def lens_view(shelf: Shelf, args: PageArguments) -> None:
 
     async def show_tokens() -> None:
         module, data = await shelf.module(model), await shelf.data(model)
-        given, decode = text.value, module.tokenizer.decode_continuation
-        pieces = [decode([i], skip_special_tokens=False) for i in module.tokenizer.encode(given)]
+        prompt, decode = text.value, module.tokenizer.decode_continuation
+        pieces = [decode([i], skip_special_tokens=False) for i in module.tokenizer.encode(prompt)]
 
         async def explain(event: Any) -> None:
             shown.clear()
             with shown:
-                where = (data, given, event.value - len(pieces), heat.value or 0)
+                where = (data, prompt, event.value - len(pieces), heat.value or 0)
                 texts, fve = await shelf.compute(module.reading, *where)
                 facts((name, f"{text} (FVE {fve[name]:.3f})") for name, text in texts.items())
                 words("p", "FVE of the activation rebuilt from each control", "note")
@@ -623,8 +625,8 @@ async def translate_view(shelf: Shelf, args: PageArguments) -> None:
         if not 0 < len(texts) <= MOST_TITLES:
             raise ValueError(f"{len(texts)} texts: write 1 to {MOST_TITLES}.")
         options = {"num_beams": int(beams.value or 1)}
-        found = await shelf.compute(lambda: module.translations(texts, **options))
-        pairs = zip(texts, found, strict=True)
+        translations = await shelf.compute(lambda: module.translations(texts, **options))
+        pairs = zip(texts, translations, strict=True)
         rows = [{"text": a, "becomes": b, "probability": f"{p:.1%}"} for a, (b, p) in pairs]
         rows_table(("text", "becomes", "probability"), rows, "translations")
 
@@ -671,20 +673,20 @@ class Guard:
         """Answers one request."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        asked = HTTPConnection(scope)
-        origin, given = asked.headers.get("origin"), asked.query_params.get("token", "")
-        kept, token = asked.cookies.get(COOKIE, "").encode(), self.token.encode()
+        request = HTTPConnection(scope)
+        origin, offered = request.headers.get("origin"), request.query_params.get("token", "")
+        cookie, token = request.cookies.get(COOKIE, "").encode(), self.token.encode()
         brings_nothing = scope.get("method", "GET") in ("GET", "HEAD")
-        size = asked.headers.get("content-length", "0" if brings_nothing else "")
+        size = request.headers.get("content-length", "0" if brings_nothing else "")
         answer: Response | None = None
-        if origin is not None and origin.partition("://")[2] != asked.headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             answer = PlainTextResponse(f"A page of {origin} may not query this one.", 403)
         elif not (size.isdecimal() and int(size) <= MOST_BYTES):
             answer = PlainTextResponse(f"An upload needs a length, at most {MOST_BYTES:,}.", 413)
-        elif token and compare_digest(given.encode(), token):
+        elif token and compare_digest(offered.encode(), token):
             answer = RedirectResponse("/" + scope["path"].lstrip("/"))  # "//name" is another site
-            answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
-        elif token and not compare_digest(kept, token):
+            answer.set_cookie(COOKIE, offered, httponly=True, samesite="strict")
+        elif token and not compare_digest(cookie, token):
             answer = PlainTextResponse("Open the address with the token that was printed.", 401)
 
         async def send_with_policy(message: Any) -> None:

@@ -51,9 +51,9 @@ def prepare(recipe: str, *, sources: list[str] | None = None, to: str | None = N
         RuntimeError: tasks failed.
     """
     os.environ["TQDM_DISABLE"] = "1"  # read at import
-    given = {name: value for name, value in (("sources", sources), ("to", to)) if value}
+    overrides = {name: value for name, value in (("sources", sources), ("to", to)) if value}
     with usage_errors():
-        values = checked(recipe, read_config(find_config(recipe)) | given, RECIPE)
+        values = checked(recipe, read_config(find_config(recipe)) | overrides, RECIPE)
         try:
             preparation = Preparation(RECIPE | values)
         except ImportError as error:
@@ -70,10 +70,10 @@ def checked(place: str, values: dict[str, Any], known: Any) -> dict[str, Any]:
     return values
 
 
-def made(factory: Any, place: str, given: dict[str, Any] | None, **ours: Any) -> Any:
+def made(factory: Any, place: str, options: dict[str, Any] | None, **ours: Any) -> Any:
     """Return an instance of a datatrove class from the user's options and our own."""
     known = [name for name in inspect.signature(factory).parameters if name not in ours]
-    return factory(**checked(place, given or {}, known), **ours)
+    return factory(**checked(place, options or {}, known), **ours)
 
 
 class Preparation:
@@ -244,6 +244,6 @@ def table(audit: dict[str, Any]) -> list[str]:
     lines = [f"{'':50}{'documents':>16}{'MB':>13}", line(f"read, {read['files']:,} files", read)]
     for step, reasons in audit["dropped"].items():
         lines += [f"dropped by {step}{'' if reasons else ': none'}"]
-        for reason, found in reasons.items():
-            lines += [line(f"  {reason}", found), f"    {found['examples'][0]}"[:79]]
+        for reason, counts in reasons.items():
+            lines += [line(f"  {reason}", counts), f"    {counts['examples'][0]}"[:79]]
     return [*lines, line(f"left, {kept['tokens']:,} tokens in {kept['shards']:,} shards", kept)]

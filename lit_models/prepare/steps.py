@@ -153,17 +153,17 @@ class WithoutTests(BaseFilter):
     @cached_property
     def tests(self) -> dict[int, str]:
         """Hash of an n-gram -> name of a test that has it; each task reads the tests."""
-        found = dict[int, str]()
+        names = dict[int, str]()
         for path in self.files:
-            before = len(found)
+            before = len(names)
             for _, text in read_documents(path, self.text_column):
-                found |= dict.fromkeys(self.hashes(text), path.name)
-            if len(found) == before:
+                names |= dict.fromkeys(self.hashes(text), path.name)
+            if len(names) == before:
                 raise ValueError(
                     f"filters.WithoutTests: {path} adds no {self.n_grams} words in a row to "
                     "the tests before it; lower n_grams, or leave it out."
                 )
-        return found
+        return names
 
     def hashes(self, text: str) -> Iterator[int]:
         """Yield the hash of each n-gram of a text."""
@@ -293,9 +293,9 @@ def reasons_of(accounts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return what one step dropped in all tasks: reason -> counts, most documents first."""
     reasons: dict[str, dict[str, Any]] = {}
     for account in accounts:
-        for reason, found in account["dropped"].items():
+        for reason, counts in account["dropped"].items():
             total = reasons.setdefault(reason, {"documents": 0, "bytes": 0, "examples": []})
             for name in total:
-                total[name] += found[name]
+                total[name] += counts[name]
             del total["examples"][NUM_EXAMPLES:]
     return dict(sorted(reasons.items(), key=lambda pair: -pair[1]["documents"]))
