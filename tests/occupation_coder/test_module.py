@@ -10,7 +10,6 @@ from lightning.pytorch import Trainer
 
 from datamodules.occupations.datamodule import OccupationDataModule
 from datamodules.occupations.store import Columns
-from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.loss import OccupationLossOptions
@@ -158,16 +157,3 @@ def test_a_linear_flat_head_overfits_and_comes_back_from_a_safe_checkpoint(table
     other = OccupationLossOptions(linear=LinearOptions(num_features=512, within_words=True))
     with pytest.raises(ValueError, match="within_words False, but it is True here"):
         trainer_of(tmp_path).validate(small_coder(loss=other), data_of(table), ckpt_path=path)
-
-
-def test_a_frozen_encoder_taken_from_a_checkpoint_stays_as_it_is(table, tmp_path):
-    first = small_coder()
-    path = fitted(first, table, tmp_path, epochs=1)
-    start = {"init_from": str(path), "init_from_part": "encoder"}
-    second = small_coder(freeze="encoder", decoding=DecodingOptions("greedy"), **start)
-    trainer_of(tmp_path / "second", epochs=2).fit(second, data_of(table))
-    torch.testing.assert_close(
-        second.network.encoder.state_dict(), first.network.encoder.state_dict()
-    )
-    head = second.network.flat.state_dict()["nodes.weight"]
-    assert not torch.equal(head, first.network.flat.state_dict()["nodes.weight"])
