@@ -9,7 +9,7 @@ from datamodules import Columns, OccupationDataModule, SplitOptions, TextOptions
 from datamodules.files.tables import Table, cell_text
 from datamodules.occupations.datamodule import NearestTexts, write_coded_table
 from datamodules.occupations.store import open_index
-from datamodules.text.pairs import framed
+from datamodules.text.pairs import text_ids
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
@@ -116,7 +116,7 @@ def test_a_translation_is_as_long_as_those_of_training_and_blanks_around_count_n
     data, module = data_of(path, max_target_tokens=128), LitSeq2Seq(ADAMW, network=SMALL)
     toy_trainer(tmp_path, max_epochs=4, limit_val_batches=0).fit(module, data)
     assert module.translate(["word 3"]) == ["a" * 127]  # without its end token
-    plain, blanks = framed(module.tokenizer, ["word 3", " word 3\n"])
+    plain, blanks = text_ids(module.tokenizer, ["word 3", " word 3\n"])
     assert plain.tolist() == blanks.tolist()
     assert len(module.translate(["word 3"], max_new_tokens=8)[0]) == 8
     with pytest.raises(ValueError, match="a text is empty"):

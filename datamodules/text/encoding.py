@@ -68,15 +68,15 @@ def sentences_of(lines: Iterable[str]) -> list[str]:
     `?!` and `...` are one end. A small letter behind an end continues the sentence, except behind a
     free-standing mark such as ` .`, or behind a single mark in a line without capitals.
     """
-    found = []
+    sentences = []
     for line in lines:
         start, has_capitals = 0, line != line.lower()
         for end in END.finditer(line):
             if _is_end(line, start, end, has_capitals):
-                found.append(line[start : end.end()].strip())
+                sentences.append(line[start : end.end()].strip())
                 start = end.end()
-        found.append(line[start:].strip())
-    return [sentence for sentence in found if WORD.search(sentence)]
+        sentences.append(line[start:].strip())
+    return [sentence for sentence in sentences if WORD.search(sentence)]
 
 
 def _is_end(line: str, start: int, end: re.Match[str], has_capitals: bool) -> bool:
@@ -128,8 +128,8 @@ def terms_by(stemmer: str | None, stopwords: str | None) -> Callable[[str], list
         stem = lru_cache(KEPT_STEMS)(snowballstemmer.stemmer(stemmer).stemWord)
 
     def terms(text: str) -> list[str]:
-        found = [word for word in re.findall(r"\w+", text.lower()) if word not in stop]
-        return [stem(word) for word in found] if stem else found
+        words = [word for word in re.findall(r"\w+", text.lower()) if word not in stop]
+        return [stem(word) for word in words] if stem else words
 
     return terms
 
@@ -182,11 +182,11 @@ def prompts_of(folder: str | None) -> dict[str, Any]:
         stored = {**(json.loads(path.read_text("utf-8")).get("prompts") or {})}
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); copy the folder again.") from error
-    found = {
+    prompts = {
         name: next((stored[theirs] for theirs in names if stored.get(theirs)), "")
         for name, names in PROMPTS.items()
     }
-    return {"prompts": found} if any(found.values()) else {}
+    return {"prompts": prompts} if any(prompts.values()) else {}
 
 
 class TextEncoding:
@@ -469,14 +469,14 @@ class EncodedTextDataModule(PlannedDataModule):
         if options.kind in ("bytes", "folder"):  # needs no training text
             tokenizer = make_tokenizer(options, iter(())).to_dict()
         else:
-            kept = {name: value for name, value in text.items() if not name.startswith("max_")}
+            changes = {name: value for name, value in text.items() if not name.startswith("max_")}
 
             def make(folder: Path) -> None:
                 texts = (self.text.normalised(text) for text in self.training_texts())
                 values = make_tokenizer(options, texts).to_dict()
                 (folder / "tokenizer.json").write_text(json.dumps(values), "utf-8")
 
-            facts = [options.facts(), self.texts_digest(), kept]
+            facts = [options.facts(), self.texts_digest(), changes]
             folder = made_once(cache_folder("tokenizers", facts), make)
             tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
         return {"tokenizer": tokenizer, "text": text, **self.recipe_facts()}

@@ -18,7 +18,7 @@ from datamodules.files.rows import SUFFIXES, BadRow, BadRows, JsonRow, RowFault,
 from datamodules.files.splitting import PART_NAMES, TRAIN, keyed_hashes
 from datamodules.files.tables import Files
 from datamodules.text.packing import Piece, RowDataset
-from datamodules.text.prompts import SHAPES, asked, is_answer, objects_of, unanswered
+from datamodules.text.prompts import SHAPES, is_answer, objects_of, question_of, row_prompt
 from datamodules.text.store import CorpusRequest, TokenStore, part_files
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
@@ -51,7 +51,7 @@ class Instruction(NamedTuple):
     @property
     def question(self) -> str:
         """Equal for samples that ask the same, whatever the answer, and for those of one group."""
-        return self.group or json.dumps(unanswered(self.messages) or self.prompt, sort_keys=True)
+        return self.group or json.dumps(question_of(self.messages) or self.prompt, sort_keys=True)
 
 
 class MarkedText(NamedTuple):
@@ -75,10 +75,10 @@ def tokens_within(offsets: np.ndarray, prompt_end: int, shrinks: int, most: int)
     """
     surplus = int((offsets[:, 0] < prompt_end).sum()) - most
     part = np.flatnonzero(offsets[:, 1] <= shrinks)
-    kept = np.ones(len(offsets), bool)
+    stays = np.ones(len(offsets), bool)
     if surplus > 0:
-        kept[part[max(len(part) - surplus, 0) :]] = False
-    return kept
+        stays[part[max(len(part) - surplus, 0) :]] = False
+    return stays
 
 
 class Marker:
@@ -122,14 +122,14 @@ class Marker:
         texts = [text.text for text in marked]
         places = [f"{text.row.file}:{text.row.line}" for text in marked]
         encodings = self.tokenizer.encode_with_offsets(texts, places)
-        begin_id, special_ids, found = self.tokenizer.begin_id, self.tokenizer.special_ids, []
+        begin_id, special_ids, samples = self.tokenizer.begin_id, self.tokenizer.special_ids, []
         for text, encoding in zip(marked, encodings, strict=True):
             ids = np.array(encoding.ids, np.int64)
             offsets = np.array(encoding.offsets).reshape(-1, 2)
             if self.max_prompt is not None:
                 most = self.max_prompt - (begin_id is not None)
-                kept = tokens_within(offsets, text.spans[0][0], text.row.shrinks, most)
-                ids, offsets = ids[kept], offsets[kept]
+                stays = tokens_within(offsets, text.spans[0][0], text.row.shrinks, most)
+                ids, offsets = ids[stays], offsets[stays]
             is_trained = np.zeros(len(ids), bool)
             for start, end in text.spans:
                 of_span = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end))
@@ -144,8 +144,8 @@ class Marker:
             if text.ends:
                 ids = np.append(ids, self.tokenizer.end_id)
                 is_trained = np.append(is_trained, text.is_end_trained)
-            found.append((ids, is_trained))
-        return found
+            samples.append((ids, is_trained))
+        return samples
 
     def _answer(self, row: Instruction, i: int, text: str) -> tuple[int, int]:
         """Return start and end (exclusive) of message i, an answer, in the text of its chat."""
@@ -190,7 +190,7 @@ class InstructionRequest(CorpusRequest):
 
     def sample(self, row: JsonRow) -> Instruction:
         """Return the sample of a row; RowFault if it breaks a rule."""
-        prompt, messages = asked(row.values)
+        prompt, messages = row_prompt(row.values)
         if messages is not None:
             answers = [message for message in messages if is_answer(message)]
             if not answers:
@@ -223,16 +223,16 @@ class InstructionRequest(CorpusRequest):
     def write(self, folder: Path, bad_rows: BadRows) -> tuple[TextTokenizer, dict[str, Any]]:
         """Fill the folder, leave bad rows out and list them there; ValueError if no row is left
         or chats have no template."""
-        of_files, found = list[int](), BadRows("reject")
+        of_files, first_pass = list[int](), BadRows("reject")
 
         def keys() -> Iterator[str]:
-            for part, _, row in self.rows(found):
+            for part, _, row in self.rows(first_pass):
                 of_files.append(part)
                 yield row.key
 
         hashes = keyed_hashes(keys(), 0)
         if not of_files:  # else the tokenizer would fail for lack of text
-            refuse(found.rows)
+            refuse(first_pass.rows)
         parts = self.divided(of_files, hashes)
 
         def training_texts() -> Iterator[str]:
@@ -405,5 +405,5 @@ class InstructionDataModule(LanguageModelDataModule):
         return InstructionDataset(self.store, part, self.context_length, self.layout, self.too_long)
 
     def question(self, row: JsonRow) -> str:
-        prompt, messages = asked(row.values)
+        prompt, messages = row_prompt(row.values)
         return Instruction("", 0, prompt or "", "", messages or ()).question

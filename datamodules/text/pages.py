@@ -25,7 +25,7 @@ from datamodules.text.instructions import (
     Marker,
     tokens_within,
 )
-from datamodules.text.prompts import Prompt, PromptDataset, begun, padded_prompts
+from datamodules.text.prompts import Prompt, PromptDataset, padded_prompts, with_begin
 from datamodules.tokenizers.text import TextTokenizer
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
             raise RowFault("type", str(value), f'"{name}" must be a text, got {value!r}.')
     check_characters(json.dumps(values, ensure_ascii=False))
     html, text = values["html"] or "", (values["text"] or "").strip()
-    given = {name: " ".join((values[name] or "").split()) for name in (*TARGETS, "query")}
+    texts = {name: " ".join((values[name] or "").split()) for name in (*TARGETS, "query")}
     lines = [" ".join(line.split()) for line in text.splitlines()]  # `text` wins over html
     if html.strip():
         tree = parsed(html)
@@ -64,21 +64,21 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
         meta = tree.css_first('meta[name="description" i]')
         content = (meta and meta.attributes.get("content")) or ""
         own = (line_of(tree.css_first("title:not(svg *)")), " ".join(content.split()))
-        given |= {name: given[name] or text for name, text in zip(TARGETS, own, strict=True)}
+        texts |= {name: texts[name] or text for name, text in zip(TARGETS, own, strict=True)}
     elif not lines:
         keys = ", ".join(row.values) or "nothing"
         raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
-    parts = {_folded(part) for part in (given[target], *SEPARATORS.split(given[target]))} - {""}
+    parts = {_folded(part) for part in (texts[target], *SEPARATORS.split(texts[target]))} - {""}
     folded = [_folded(line) for line in lines]  # a part of the target may span several
     sizes = range(1, MOST_BROKEN + 1)
     runs = (range(first, first + size) for first in range(len(lines)) for size in sizes)
     taken = {n for run in runs if " ".join(folded[run.start : run.stop]) in parts for n in run}
-    kept = [line for n, line in enumerate(lines) if line and n not in taken]
-    if not kept:
+    visible = [line for n, line in enumerate(lines) if line and n not in taken]
+    if not visible:
         rule = f"the page has no visible text besides its {target}; leave the row out."
         raise RowFault("empty page", (text or html)[:60], rule)
-    title = given["title"] if target != "title" else ""
-    return WriterPage("\n".join(kept), given[target], title, given["query"])
+    title = texts["title"] if target != "title" else ""
+    return WriterPage("\n".join(visible), texts[target], title, texts["query"])
 
 
 def _folded(text: str) -> str:
@@ -86,11 +86,11 @@ def _folded(text: str) -> str:
     return " ".join(WORD.findall(text.casefold()))
 
 
-def framed(page: WriterPage, target: Target) -> tuple[str, int]:
+def prompt_of(page: WriterPage, target: Target) -> tuple[str, int]:
     """Return the prompt of a page (query, title unless it is the target, text) and its number of
     characters up to the end of the text, where tokens are cut if the prompt is too long."""
-    given = (("Query", page.query), ("Title", page.title))
-    head = "".join(f"{name}: {value}\n" for name, value in given if value)
+    parts = (("Query", page.query), ("Title", page.title))
+    head = "".join(f"{name}: {value}\n" for name, value in parts if value)
     asking = f"{head}Page: {page.text}"
     return f"{asking}\n{target.capitalize()}:\n", len(asking)
 
@@ -117,7 +117,7 @@ class PageRequest(InstructionRequest):
                 "nothing could be learnt; fill it in."
             )
             raise RowFault("no target", page.text[:60], rule)
-        prompt, shrinks = framed(page, self.target)
+        prompt, shrinks = prompt_of(page, self.target)
         texts = json.dumps([page.text, page.target, page.query])
         sample = Instruction(str(row.file), row.line, prompt, page.target)
         # The split keeps rows of one page, with different queries, in one part.
@@ -131,12 +131,12 @@ def page_prompts(
     most = max_prompt - (tokenizer.begin_id is not None)
 
     def read(row: JsonRow) -> list[Prompt]:
-        prompt, shrinks = framed(page_of(row, target), target)
+        prompt, shrinks = prompt_of(page_of(row, target), target)
         [encoding] = tokenizer.encode_with_offsets([prompt])
         offsets = np.array(encoding.offsets).reshape(-1, 2)
-        kept = tokens_within(offsets, len(prompt), shrinks, most)
-        ids = np.array(encoding.ids, np.int64)[kept].tolist()
-        return [Prompt(begun(ids, False, tokenizer), 0, int((~kept).sum()))]
+        stays = tokens_within(offsets, len(prompt), shrinks, most)
+        ids = np.array(encoding.ids, np.int64)[stays].tolist()
+        return [Prompt(with_begin(ids, False, tokenizer), 0, int((~stays).sum()))]
 
     return (placed(row.place, read, row) for row in rows)
 
@@ -211,11 +211,11 @@ class PagesDataModule(InstructionDataModule):
         return page_of(row, self.target).text
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-        for found in super().written_columns(results):
-            snippet = " ".join(found["completion"].split())
+        for columns in super().written_columns(results):
+            snippet = " ".join(columns["completion"].split())
             yield {
                 "snippet": snippet,
                 "num_characters": len(snippet),
-                "finish_reason": found["finish_reason"],
-                "page_tokens_cut": found["prompt_tokens_cut"],
+                "finish_reason": columns["finish_reason"],
+                "page_tokens_cut": columns["prompt_tokens_cut"],
             }

@@ -85,13 +85,13 @@ class PairMarker(Marker):
 
     def tokens(self, marked: Sequence[MarkedText]) -> list[tuple[np.ndarray, np.ndarray]]:
         places = [f"{text.row.file}:{text.row.line}" for text in marked]
-        sources = framed(self.tokenizer, [text.row.prompt for text in marked], places)
-        targets = framed(self.tokenizer, [text.row.completion for text in marked], places)
+        sources = text_ids(self.tokenizer, [text.row.prompt for text in marked], places)
+        targets = text_ids(self.tokenizer, [text.row.completion for text in marked], places)
         pairs = zip(sources, targets, strict=True)
         return [(np.append(s, t), np.arange(len(s) + len(t)) >= len(s)) for s, t in pairs]
 
 
-def framed(
+def text_ids(
     tokenizer: TextTokenizer, texts: Sequence[str], places: Sequence[str] = ()
 ) -> list[np.ndarray]:
     """Return the token ids of each stripped text, [n] int64, with begin and end tokens."""
@@ -213,7 +213,7 @@ def source_rows(store: ScoredStore, tokenizer: TextTokenizer) -> TokenRows:
     def rows() -> Iterator[np.ndarray]:
         texts = map(store.text, range(len(store.num_bytes)))
         while some := list(islice(texts, TEXTS_AT_ONCE)):
-            yield from framed(tokenizer, some, [f'"{text[:40]}"' for text in some])
+            yield from text_ids(tokenizer, some, [f'"{text[:40]}"' for text in some])
 
     facts, size = [PAIRS_VERSION, store.fingerprint, tokenizer.digest], tokenizer.vocab_size
     folder = cache_folder("source_tokens", facts)
@@ -316,19 +316,19 @@ class Seq2SeqDataModule(LanguageModelDataModule):
         model) and `truncated` (whether the source was cut). `results` are what the module's
         `predict_step` returns."""
         decode = self.prompt_tokenizer().decode
-        found = [decode(ids[ids != NO_TOKEN]).strip() for ids in results["token_ids"]]
+        translations = [decode(ids[ids != NO_TOKEN]).strip() for ids in results["token_ids"]]
         confidence = np.exp(results["log_probability"].astype(np.float64)).round(6)
         is_cut = self.datasets["predict"].is_cut
 
         def added(texts: np.ndarray) -> dict[str, pa.Array]:
             is_rejected = texts < 0
             return {
-                "translation": pa.array([found[text] for text in texts], mask=is_rejected),
+                "translation": pa.array([translations[text] for text in texts], mask=is_rejected),
                 "confidence": pa.array(confidence[texts], mask=is_rejected),
                 "truncated": pa.array(is_cut[texts], mask=is_rejected),
             }
 
-        write_with(self.sources(), added, path, self.table, found)
+        write_with(self.sources(), added, path, self.table, translations)
 
     def audit_predict(self, audit: Audit) -> None:
         store = self.sources("reject")

@@ -29,7 +29,7 @@ from datamodules.text.instructions import (
     InstructionRequest,
 )
 from datamodules.text.packing import Piece, joined_rows
-from datamodules.text.prompts import asked, is_answer, objects_of
+from datamodules.text.prompts import is_answer, objects_of, row_prompt
 from datamodules.text.store import TokenStore
 
 PAIRS = "pairs"  # name of the loss term, a mean over samples
@@ -53,8 +53,8 @@ class PreferenceRequest(InstructionRequest):
         chat = answers[0] if isinstance(answers[0], list) else []
         if any(isinstance(one, dict) and prompt in one.values() for one in chat):
             prompt = None  # UltraFeedback repeats the prompt as the first message of each chat
-        is_text = all(isinstance(said, str) for said in (prompt, *answers))
-        is_chat = all(isinstance(said, list) for said in (prompt or [], *answers))
+        is_text = all(isinstance(content, str) for content in (prompt, *answers))
+        is_chat = all(isinstance(content, list) for content in (prompt or [], *answers))
         if not (is_text or is_chat):
             names = ", ".join(row.values) or "nothing"
             raise RowFault("keys", names, f"the row has {names}; write {SHAPES}.")
@@ -63,19 +63,19 @@ class PreferenceRequest(InstructionRequest):
             raise RowFault("equal answers", str(answers[0]), rule)
         texts, place, tools = [], (str(row.file), row.line), objects_of(row.values, "tools")
         more = {name: row.values.get(name) for name in ("system", "tools")}
-        for side, said in zip(SIDES, answers, strict=True):
-            if isinstance(said, str):
-                asked({"prompt": prompt, "completion": said, **more})
-                text, answer = Instruction(*place, str(prompt), said), said
+        for side, content in zip(SIDES, answers, strict=True):
+            if isinstance(content, str):
+                row_prompt({"prompt": prompt, "completion": content, **more})
+                text, answer = Instruction(*place, str(prompt), content), content
             else:
-                _, messages = asked({"messages": [*(prompt or []), *(said or [])], **more})
+                _, messages = row_prompt({"messages": [*(prompt or []), *(content or [])], **more})
                 assert messages is not None
                 if not is_answer(last := messages[-1]):
                     rule = f'"{side}" must end with a message of the assistant.'
-                    raise RowFault("no answer", str(said), rule)
+                    raise RowFault("no answer", str(content), rule)
                 text, answer = Instruction(*place, "", "", messages, tools=tools), last["content"]
             if not answer.strip():
-                raise RowFault("empty answer", str(prompt or said), EMPTY.format(f'"{side}"'))
+                raise RowFault("empty answer", str(prompt or content), EMPTY.format(f'"{side}"'))
             texts.append(text)
         if texts[0].messages[:-1] != texts[1].messages[:-1]:
             rule = '"chosen" and "rejected" must be alike up to the last message, which is judged.'
@@ -190,8 +190,8 @@ class PreferenceDataModule(InstructionDataModule):
 
     def part_datasets(self) -> dict[str, PreferenceDataset]:
         """Return the dataset of each part that has pairs, by name."""
-        found = {name: self.part_dataset(part) for part, name in enumerate(PART_NAMES)}
-        return {name: dataset for name, dataset in found.items() if len(dataset.lengths)}
+        datasets = {name: self.part_dataset(part) for part, name in enumerate(PART_NAMES)}
+        return {name: dataset for name, dataset in datasets.items() if len(dataset.lengths)}
 
     def passes(self, dataset: PreferenceDataset) -> Iterator[dict[str, Any]]:
         """Yield this replica's batches of one pass over a dataset. The batches do not depend on the

@@ -75,7 +75,7 @@ def read_prompts(
         num_rated = joint_tokens(prompt, joint) if is_scored else 0
         if is_scored and not num_rated:
             raise ValueError("a choice adds no token to the prompt; write what follows it.")
-        ids = begun(joint, is_chat, tokenizer)
+        ids = with_begin(joint, is_chat, tokenizer)
         if is_scored and num_rated == len(ids):  # the first scored token needs a predecessor
             ids = [tokenizer.end_id, *ids]
         size = len(ids) - is_scored  # a choice's last token is not an input
@@ -87,14 +87,14 @@ def read_prompts(
         return Prompt(ids, num_rated, 0)
 
     def read(row: JsonRow) -> list[Prompt]:
-        prompt, messages = asked(row.values)
+        prompt, messages = row_prompt(row.values)
         choices = row.values.get("choices") if is_scored else [""]
         if prompt is not None and messages is not None:
             raise ValueError('the row has both "prompt" and "messages"; write one of them.')
         if not (choices and isinstance(choices, list) and all(isinstance(c, str) for c in choices)):
             raise ValueError('mode score needs "choices", a list of texts that may follow.')
         is_chat, tools = prompt is None, objects_of(row.values, "tools")
-        asking = unanswered(messages or ())
+        asking = question_of(messages or ())
         text = tokenizer.render(asking, True, tools) if is_chat else f"{prompt}{separator}"
         encoded = tokenizer.encode_batch([text, *(text + choice for choice in choices)])
         alone, *joint = (ids.tolist() for ids in encoded)
@@ -103,7 +103,7 @@ def read_prompts(
     return (placed(row.place, read, row) for row in rows)
 
 
-def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] | None]:
+def row_prompt(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] | None]:
     """Return the prompt and the messages of a row's values; `None` for one that it lacks.
 
     Raises:
@@ -126,8 +126,8 @@ def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] |
         rule = f'"messages" must be a list of objects: {SHAPES}.'
         raise RowFault("messages", str(messages), rule)
     checked = []
-    for place, given in enumerate(messages, start=1):
-        message = {name: value for name, value in given.items() if value is not None}
+    for place, stored in enumerate(messages, start=1):
+        message = {name: value for name, value in stored.items() if value is not None}
         role, is_call = message.get("role"), bool(message.get("tool_calls"))
         if role not in ROLES:
             rule = f'message {place} has the role "{role}"; it must be one of {", ".join(ROLES)}.'
@@ -144,7 +144,7 @@ def asked(row: dict[str, Any]) -> tuple[str | None, tuple[dict[str, Any], ...] |
     return prompt, tuple(checked)
 
 
-def unanswered(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def question_of(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages of a chat without any answer at its end."""
     return [*dropwhile(lambda one: one["role"] == ASSISTANT, reversed(messages))][::-1]
 
@@ -161,15 +161,15 @@ def objects_of(values: dict[str, Any], name: str) -> tuple[dict[str, Any], ...]:
     Raises:
         RowFault: they are not a list of objects.
     """
-    given = values.get(name) or []
+    value = values.get(name) or []
     try:
-        found = json.loads(given) if isinstance(given, str) else given
+        objects = json.loads(value) if isinstance(value, str) else value
     except json.JSONDecodeError:
-        found = None
-    one_by_one = found if isinstance(found, list) else [found]
+        objects = None
+    one_by_one = objects if isinstance(objects, list) else [objects]
     if not all(isinstance(o, dict) and isinstance(o.get("function", o), dict) for o in one_by_one):
         rule = f'"{name}" must be a list of objects such as {{"function": {{"name": "…"}}}}.'
-        raise RowFault(name, str(given), rule)
+        raise RowFault(name, str(value), rule)
     return tuple(one_by_one)
 
 
@@ -226,7 +226,7 @@ def joint_tokens(prompt: Sequence[int], joint: Sequence[int]) -> int:
     return len(joint) - same
 
 
-def begun(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
+def with_begin(ids: list[int], is_chat: bool, tokenizer: TextTokenizer) -> list[int]:
     """Return the tokens of a text after the tokenizer's begin-of-text token, if it has one, as in
     training; a chat begins as its template writes it. An empty text without such a token becomes
     end-of-text, after which a document begins in training."""
@@ -330,7 +330,7 @@ class ChoiceDataset(PromptDataset):
 
 def prompt_tokens(tokenizer: TextTokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Return the tokens of plain prompts (not chats), each at the beginning of a document."""
-    return [begun(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
+    return [with_begin(ids.tolist(), False, tokenizer) for ids in tokenizer.encode_batch(prompts)]
 
 
 def padded_prompts(rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:

@@ -32,9 +32,9 @@ from datamodules.text.prompts import (
     ChoiceDataset,
     Prompt,
     PromptDataset,
-    asked,
     read_prompts,
     read_rows,
+    row_prompt,
     write_rows,
 )
 from datamodules.text.store import CorpusDataModule, TokenStore
@@ -91,11 +91,11 @@ class LanguageModelDataModule(CorpusDataModule):
         request = self.store_request((VALIDATION, TEST) if is_apart else (TRAIN, VALIDATION, TEST))
         # Evaluation uses a trained model's tokenizer; so does training if its folder is gone.
         if trained is not None and (has_gone or not is_training):
-            given = TextTokenizer.from_dict(trained["tokenizer"])
+            own = TextTokenizer.from_dict(trained["tokenizer"])
             # The training on the same files has most likely made the store with this tokenizer.
             made = None if has_gone else request.folder()
-            if not (made and made.exists() and TokenStore(made).tokenizer.digest == given.digest):
-                request = replace(request, given=given)
+            if not (made and made.exists() and TokenStore(made).tokenizer.digest == own.digest):
+                request = replace(request, given=own)
         return request.open(self.on_bad_rows)
 
     def prepare_data(self) -> None:
@@ -213,7 +213,7 @@ class LanguageModelDataModule(CorpusDataModule):
 
     def question(self, row: JsonRow) -> str:
         """Return the question of a row to predict, as training samples hash it."""
-        return asked(row.values)[0] or ""
+        return row_prompt(row.values)[0] or ""
 
     def audit_part(self, number: int, dataset: Any) -> AuditPart:
         """Return the figures of a part of the store, and how much `part_dataset` uses."""

@@ -275,9 +275,9 @@ class TextTokenizer:
         """`_encoder` without the space that it may put before a text's first word."""
         pipeline = json.loads(self._encoder.to_str())
         normalizer = pipeline["normalizer"]
-        kept = [step for step in _steps(normalizer) if step["type"] != "Prepend"]
-        if len(kept) < len(_steps(normalizer)):
-            pipeline["normalizer"] = {"type": "Sequence", "normalizers": kept}
+        steps = [step for step in _steps(normalizer) if step["type"] != "Prepend"]
+        if len(steps) < len(_steps(normalizer)):
+            pipeline["normalizer"] = {"type": "Sequence", "normalizers": steps}
         for step in _steps(pipeline["pre_tokenizer"]):
             if step["type"] == "Metaspace":
                 step["prepend_scheme"] = "never"
@@ -342,12 +342,12 @@ class TokenizerOptions:
 
     def __post_init__(self) -> None:
         names = ("vocab_size", "min_count", "path")
-        given = {name for name in names if getattr(self, name) is not None}
+        named = {name for name in names if getattr(self, name) is not None}
         own = OPTIONS_OF.get(self.kind, set())
-        if given - own or (self.kind == "folder" and not given):
+        if named - own or (self.kind == "folder" and not named):
             raise ValueError(
                 f"tokenizer.kind {self.kind} takes {' and '.join(sorted(own)) or 'no size'}, got "
-                f"{', '.join(sorted(given)) or 'none'}; name another kind, or leave out the rest."
+                f"{', '.join(sorted(named)) or 'none'}; name another kind, or leave out the rest."
             )
 
     def facts(self) -> dict[str, Any]:
@@ -376,30 +376,30 @@ def _named_template(name: str) -> str:
     return TEMPLATES.get(name) or path.read_text("utf-8")
 
 
-def options_of_model(folder: str | None, given: TokenizerOptions | None) -> TokenizerOptions:
+def options_of_model(folder: str | None, options: TokenizerOptions | None) -> TokenizerOptions:
     """Return the options of the tokenizer for training.
 
     Args:
         folder: folder of the model's own tokenizer, if it has one.
-        given: the user's options; `None` takes the model's tokenizer, else bytes. Options with only
-            a chat template add it to the model's tokenizer.
+        options: the user's; `None` takes the model's tokenizer, else bytes. Options with only a
+            chat template add it to the model's tokenizer.
 
     Raises:
         ValueError: the user's tokenizer differs from the model's.
     """
     if folder is None:
-        return given or TokenizerOptions()
-    if given is None:
+        return options or TokenizerOptions()
+    if options is None:
         return TokenizerOptions(kind="folder", path=str(folder))
-    if given == TokenizerOptions(chat_template=given.chat_template) != TokenizerOptions():
-        return replace(given, kind="folder", path=str(folder))
-    if given.path is None or Path(given.path).resolve() != Path(folder).resolve():
-        named = given.path or f"kind {given.kind}"
+    if options == TokenizerOptions(chat_template=options.chat_template) != TokenizerOptions():
+        return replace(options, kind="folder", path=str(folder))
+    if options.path is None or Path(options.path).resolve() != Path(folder).resolve():
+        other = options.path or f"kind {options.kind}"
         raise ValueError(
-            f"data.tokenizer is {named}, and the pretrained model in {folder} was trained with "
+            f"data.tokenizer is {other}, and the pretrained model in {folder} was trained with "
             "its own; leave data.tokenizer out (null), but for its chat_template."
         )
-    return given
+    return options
 
 
 def make_tokenizer(options: TokenizerOptions, texts: Iterator[str]) -> TextTokenizer:
@@ -577,8 +577,8 @@ def _with_end(backend: Tokenizer, unknown: str = "") -> TextTokenizer:
     return TextTokenizer(backend, end_id, end_id, None, special)
 
 
-def _check_vocabulary(kind: str, found: Any) -> None:
-    if not found:
+def _check_vocabulary(kind: str, units: Any) -> None:
+    if not units:
         raise ValueError(
             f"tokenizer.kind {kind} takes its vocabulary from the training text, and there is "
             "none; name files with data.train_files, or use tokenizer.kind bytes."

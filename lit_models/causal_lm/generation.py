@@ -166,8 +166,8 @@ class Stops:
         if not self.texts:
             return None
         text = self.tokenizer.decode_continuation(ids)
-        found = [place for stop in self.texts if (place := text.find(stop)) >= 0]
-        return min(found, default=None)
+        places = [place for stop in self.texts if (place := text.find(stop)) >= 0]
+        return min(places, default=None)
 
 
 class _Row:

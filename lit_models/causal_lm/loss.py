@@ -103,7 +103,7 @@ class _ChunkedNats(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Args: rows [N, D]; weight [V, D]; targets [N] int64; keeps_graph: gradients are needed;
         compiles: use `compiled_chunk`."""
-        wants_rows, wants_weight = (keeps_graph and wanted for wanted in ctx.needs_input_grad[:2])
+        wants_rows, wants_weight = (keeps_graph and needs for needs in ctx.needs_input_grad[:2])
         device = rows.device.type
         dtype = torch.promote_types(rows.dtype, weight.dtype)  # of the products
         if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
@@ -138,10 +138,10 @@ class _ChunkedNats(torch.autograd.Function):
         # The product is written as contiguous rows, like parameters, as a later copy would be as
         # large as the head. A 0-dim factor would be rounded to half precision: it gets a dimension.
         gradients: list[Tensor | None] = [None] * 5
-        for place, (kept, dtype) in enumerate(zip(ctx.saved_tensors, ctx.dtypes, strict=True)):
-            if kept is not None:
-                rows = torch.empty_like(kept, dtype=dtype, memory_format=torch.contiguous_format)
-                gradients[place] = torch.mul(kept, grad_total.unsqueeze(0), out=rows)
+        for place, (grad, dtype) in enumerate(zip(ctx.saved_tensors, ctx.dtypes, strict=True)):
+            if grad is not None:
+                rows = torch.empty_like(grad, dtype=dtype, memory_format=torch.contiguous_format)
+                gradients[place] = torch.mul(grad, grad_total.unsqueeze(0), out=rows)
         return tuple(gradients)
 
 

@@ -377,8 +377,8 @@ def _network_facts(network: Recipe) -> dict[str, Any]:
         config = DecoderConfig(**network["config"])
         facts |= {"num_kv_heads": config.kv_heads, "feed_forward": config.inner_size}
         facts.pop("max_positions" if config.positions == "rotary" else "rope_theta")
-    kept = [n for n in facts if n not in NO_FUNCTION and not re.search("^_|dropout|pdrop$", n)]
-    return {f"network.{name}": facts[name] for name in kept}
+    names = [n for n in facts if n not in NO_FUNCTION and not re.search("^_|dropout|pdrop$", n)]
+    return {f"network.{name}": facts[name] for name in names}
 
 
 class Samples(Callback):

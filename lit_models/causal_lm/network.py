@@ -131,8 +131,8 @@ def preset(name: str) -> DecoderConfig:
     Raises:
         ValueError: there is no preset of this name.
     """
-    if found := re.fullmatch(r"depth-([1-9]\d*)", name):
-        depth = int(found[1])
+    if match := re.fullmatch(r"depth-([1-9]\d*)", name):
+        depth = int(match[1])
         return DecoderConfig(hidden_size=64 * depth, num_layers=depth, num_heads=depth)
     if name not in PRESETS:
         choices = ", ".join(PRESETS)
@@ -181,8 +181,8 @@ def documents_of(
         mask = torch.zeros(sees.shape, dtype=dtype, device=device).masked_fill_(~sees, -torch.inf)
         return Documents(mask=mask)
     if bounds is None:
-        found, longest = document_bounds(document_ids.cpu().numpy())
-        bounds = torch.from_numpy(found).to(device), longest
+        starts, longest = document_bounds(document_ids.cpu().numpy())
+        bounds = torch.from_numpy(starts).to(device), longest
     if not is_flash and int(bounds[0].diff().count_nonzero()) == len(document_ids):
         return Documents()
     return Documents(bounds)
@@ -346,10 +346,10 @@ class Block(nn.Module):
         self.feed_forward_dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, rotation: Rotation, documents: Documents) -> Tensor:
-        given = (hidden, rotation, documents)
+        inputs = (hidden, rotation, documents)
         if self.recomputes and self.training:  # inside the block, so that fsdp gathers it once
-            return checkpoint.checkpoint(self._computed, *given, **self.recomputes)
-        return self._computed(*given)
+            return checkpoint.checkpoint(self._computed, *inputs, **self.recomputes)
+        return self._computed(*inputs)
 
     def _computed(self, hidden: Tensor, rotation: Rotation, documents: Documents) -> Tensor:
         attended = self.attention(self.attention_norm(hidden), rotation, documents)

@@ -85,7 +85,7 @@ class LitPreference(LitCausalLM):
         check_range("model", 1e-6, beta=beta)
         self.beta = beta
         self.reference: dict[str, Tensor] = {}  # split -> [samples, 2] float64
-        self.kept: dict[str, Tensor] = {}  # dataset's content -> the same
+        self.stored: dict[str, Tensor] = {}  # dataset's content -> the same
         self.is_tuned = False  # whether training may have changed the network from the reference
 
     def build(self, recipe: Any, data: Any) -> None:
@@ -97,7 +97,7 @@ class LitPreference(LitCausalLM):
     def on_fit_start(self) -> None:
         """Score all pairs of the data, the test's too, with the reference."""
         if self.trainer.ckpt_path is None:  # a new run, even of a module that was trained before
-            self.kept, self.is_tuned = {}, False
+            self.stored, self.is_tuned = {}, False
         self._refer(self.trainer.datamodule.part_datasets())
         self.is_tuned = True
 
@@ -117,7 +117,7 @@ class LitPreference(LitCausalLM):
             ValueError: the network is tuned, and its run has no scores of these data.
         """
         for split, dataset in datasets.items():  # older checkpoints have fingerprints as keys
-            scores = self.kept.get(dataset.content, self.kept.get(dataset.fingerprint))
+            scores = self.stored.get(dataset.content, self.stored.get(dataset.fingerprint))
             if scores is None and self.is_tuned:
                 raise ValueError(
                     f"there is no reference for these {split} data: the run did not have them, and "
@@ -125,7 +125,7 @@ class LitPreference(LitCausalLM):
                     f"--data.{split}_files."
                 )
             scores = self._scores_of(dataset) if scores is None else scores
-            self.kept[dataset.content] = scores.cpu()
+            self.stored[dataset.content] = scores.cpu()
             self.reference[split] = scores.to(self.device)
 
     def _scores_of(self, dataset: Any) -> Tensor:
@@ -143,10 +143,10 @@ class LitPreference(LitCausalLM):
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 scores = strategy.predict_step(batch, 0, options=SCORES)["scores"]
                 rows.append(torch.cat([batch["sample_id"][:, None].double(), scores], 1))
-        found = torch.cat(rows)
-        found = torch.cat(gather_all_tensors(found)) if is_distributed() else found
+        table = torch.cat(rows)
+        table = torch.cat(gather_all_tensors(table)) if is_distributed() else table
         scores = torch.zeros(len(dataset.lengths), 2, dtype=torch.float64)
-        scores[found[:, 0].long().cpu()] = found[:, 1:].cpu()
+        scores[table[:, 0].long().cpu()] = table[:, 1:].cpu()
         if self.trainer.is_global_zero:
             made_once(folder, lambda new: np.save(new / file.name, scores.numpy()))
         return scores
@@ -173,11 +173,11 @@ class LitPreference(LitCausalLM):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint[REFERENCE] = dict(self.kept)
+        checkpoint[REFERENCE] = dict(self.stored)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.kept = {name: scores.cpu() for name, scores in checkpoint.get(REFERENCE, {}).items()}
+        self.stored = {name: scores.cpu() for name, scores in checkpoint.get(REFERENCE, {}).items()}
 
     def load_state_dict(self, *args: Any, **options: Any) -> Any:
         """Load weights, which then count as tuned by a run or by the processes that it started."""

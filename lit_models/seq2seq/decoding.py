@@ -184,8 +184,8 @@ class _Beams(_Writing):
         nats = self.logits().double().log_softmax(1).unflatten(0, (-1, beams))  # [B', O, V]
         # 2 O candidates, so that O hypotheses continue even if some end.
         number = min(2 * beams, nats.shape[1] * nats.shape[2])
-        sums, places = (self.sums[:, :, None] + nats).flatten(1).topk(number)
-        beam, token = places // nats.shape[2], places % nats.shape[2]
+        sums, flat_places = (self.sums[:, :, None] + nats).flatten(1).topk(number)
+        beam, token = flat_places // nats.shape[2], flat_places % nats.shape[2]
         is_end = token == self.end_id
         may_end = is_end & (torch.arange(number, device=sums.device) < beams)
         self._finish(sums.masked_fill(~may_end, -torch.inf), step + 1, beam)
@@ -195,8 +195,8 @@ class _Beams(_Writing):
             self._finish(cut, step, torch.arange(beams, device=cut.device).expand_as(cut))
             self.is_done[:] = True
             return
-        self.sums, kept = sums.masked_fill(is_end, -torch.inf).topk(beams)
-        beam, token = beam.gather(1, kept), token.gather(1, kept)
+        self.sums, places = sums.masked_fill(is_end, -torch.inf).topk(beams)
+        beam, token = beam.gather(1, places), token.gather(1, places)
         rows = torch.arange(len(beam), device=beam.device)[:, None]
         self.hypotheses = self.hypotheses[rows, beam]
         self.hypotheses[:, :, step], self.tokens = token, token.flatten()

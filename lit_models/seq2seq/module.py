@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from datamodules.core.batches import TERM, padded_texts
 from datamodules.core.planned import ModelFacts
-from datamodules.text.pairs import PairBatch, cut, framed
+from datamodules.text.pairs import PairBatch, cut, text_ids
 from datamodules.text.prompts import NO_TOKEN
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
@@ -205,9 +205,9 @@ class LitSeq2Seq(ExactModule):
         decoding, most = replace(self.decoding, **options), self.recipe["max_source_tokens"]
         if not all(map(str.strip, texts)):
             raise ValueError("a text is empty: as in training, a source needs characters.")
-        ids = [cut(i, most) for i in framed(self.tokenizer, texts)]
+        ids = [cut(i, most) for i in text_ids(self.tokenizer, texts)]
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
-        found: list[tuple[str, float]] = []
+        translations: list[tuple[str, float]] = []
         with evaluating(self):
             for first in range(0, len(order), TEXTS_AT_ONCE):
                 places = order[first : first + TEXTS_AT_ONCE]
@@ -216,8 +216,8 @@ class LitSeq2Seq(ExactModule):
                 batch = self.transfer_batch_to_device(batch, self.device, 0)
                 done = self.written(batch, decoding)
                 written = self.texts_of(done.token_ids.cpu().numpy())
-                found += zip(written, done.log_probability.exp().tolist(), strict=True)
-        return [found[place] for place in np.argsort(order)]
+                translations += zip(written, done.log_probability.exp().tolist(), strict=True)
+        return [translations[place] for place in np.argsort(order)]
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         return {"written": self.texts_of(np.array([answers["written"]], np.int64))[0]}
@@ -289,21 +289,21 @@ class ChrF(Counts):
     @staticmethod
     def counts_of(text: str, target: str) -> list[int]:
         """Return, for each n, the number of n-grams of a text, of its target and in common."""
-        found: list[int] = []
+        counts: list[int] = []
         both = ["".join(one.split()) for one in (text, target)]
         for n in range(1, CHARACTER_ORDER + 1):
             own, other = (Counter(s[i : i + n] for i in range(len(s) - n + 1)) for s in both)
-            found += [own.total(), other.total(), (own & other).total()]
-        return found
+            counts += [own.total(), other.total(), (own & other).total()]
+        return counts
 
     def compute(self) -> Tensor:
         """Return the score, [] float64; NaN without samples."""
-        written, asked, matched = self.sums.view(-1, 3).T
+        written, expected, matched = self.sums.view(-1, 3).T
         if not matched.any():
-            return asked.sum() * 0 / asked.sum()
-        is_there = (written > 0) & (asked > 0)
+            return expected.sum() * 0 / expected.sum()
+        is_there = (written > 0) & (expected > 0)
         precision = (matched / written)[is_there].mean()
-        recall = (matched / asked)[is_there].mean()
+        recall = (matched / expected)[is_there].mean()
         factor = CHRF_BETA**2
         return 100 * (1 + factor) * precision * recall / (factor * precision + recall)
 

@@ -140,14 +140,14 @@ class PretrainedCache:
     def __init__(self, decoder: Any, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
         from transformers import DynamicCache, EncoderDecoderCache
 
-        given = (memory, mask.long())
-        self.memory, self.mask = (x.repeat_interleave(hypotheses, 0) for x in given)
+        sources = (memory, mask.long())
+        self.memory, self.mask = (x.repeat_interleave(hypotheses, 0) for x in sources)
         self.decoder, self.past = decoder, EncoderDecoderCache(DynamicCache(), DynamicCache())
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the hidden states [R, D] of the next tokens [R]; appends to the cache."""
-        given = {"encoder_hidden_states": self.memory, "encoder_attention_mask": self.mask}
-        done = self.decoder(tokens[:, None], use_cache=True, cache=self.past, **given)
+        options = {"encoder_hidden_states": self.memory, "encoder_attention_mask": self.mask}
+        done = self.decoder(tokens[:, None], use_cache=True, cache=self.past, **options)
         return done.last_hidden_state[:, 0]
 
     def reorder(self, rows: Tensor) -> None:
@@ -156,9 +156,9 @@ class PretrainedCache:
 
     def keep_records(self, rows: Tensor, hypotheses: int = 1) -> None:
         """Keep only these records. Args: rows [B'] int64."""
-        kept = (rows[:, None] * hypotheses + torch.arange(hypotheses, device=rows.device)).flatten()
-        self.memory, self.mask = self.memory[kept], self.mask[kept]
-        self.past.batch_select_indices(kept)
+        ids = (rows[:, None] * hypotheses + torch.arange(hypotheses, device=rows.device)).flatten()
+        self.memory, self.mask = self.memory[ids], self.mask[ids]
+        self.past.batch_select_indices(ids)
 
 
 class PretrainedSeq2Seq(nn.Module):
@@ -192,8 +192,8 @@ class PretrainedSeq2Seq(nn.Module):
         """See `Seq2SeqNetwork.forward`."""
         memory = self.encode(input_ids, attention_mask)
         decoder = self.model.get_decoder()
-        given = {"encoder_hidden_states": memory, "encoder_attention_mask": attention_mask.long()}
-        return decoder(before, use_cache=False, **given).last_hidden_state * self.scale
+        options = {"encoder_hidden_states": memory, "encoder_attention_mask": attention_mask.long()}
+        return decoder(before, use_cache=False, **options).last_hidden_state * self.scale
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """See `Seq2SeqNetwork.encode`."""

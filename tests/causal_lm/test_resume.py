@@ -94,7 +94,7 @@ def test_the_checkpoint_of_an_earlier_call_is_not_that_of_the_next(adapted, tmp_
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
+def second_run(tmp_path_factory):
     """A checkpoint of a run that started from another checkpoint, which has been deleted."""
     folder = tmp_path_factory.mktemp("runs")
     first = run(folder / "first", model())
@@ -113,12 +113,12 @@ def isolation_tests(monkeypatch):
     return tested
 
 
-def test_a_loaded_model_is_made_ready_for_training(begun, tmp_path, isolation_tests):
+def test_a_loaded_model_is_made_ready_for_training(second_run, tmp_path, isolation_tests):
     computation = ComputationOptions(activation_checkpointing=True)
     module = LitCausalLM.load_from_checkpoint(
-        begun, optimizer=SGD, freeze=["embedding.*"], computation=computation
+        second_run, optimizer=SGD, freeze=["embedding.*"], computation=computation
     )
-    before = torch.load(begun, weights_only=True)["state_dict"]
+    before = torch.load(second_run, weights_only=True)["state_dict"]
     run(tmp_path / "run", module)
     assert all(block.recomputes for block in module.blocks())
     assert isolation_tests == [module.network]
@@ -136,8 +136,8 @@ def test_a_training_after_a_validation_is_made_ready(tmp_path, isolation_tests):
     assert not any(p.requires_grad for p in module.network.layers.parameters())
 
 
-def test_a_loaded_model_is_not_trained_on_other_tokens(begun, tmp_path):
-    module = LitCausalLM.load_from_checkpoint(begun, optimizer=SGD)
+def test_a_loaded_model_is_not_trained_on_other_tokens(second_run, tmp_path):
+    module = LitCausalLM.load_from_checkpoint(second_run, optimizer=SGD)
     with pytest.raises(ValueError, match="trained with another tokenizer than that of the data"):
         run(tmp_path / "run", module, tokenizer=TokenizerOptions(kind="characters"))
 

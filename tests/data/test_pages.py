@@ -8,7 +8,7 @@ import pytest
 from datamodules import PagesDataModule, PlanOptions, TextSplit, TokenizerOptions, demo
 from datamodules.core.batches import IGNORED
 from datamodules.files.rows import BadRows, JsonRow
-from datamodules.text.pages import SnippetDataset, framed, page_of, page_prompts
+from datamodules.text.pages import SnippetDataset, page_of, page_prompts, prompt_of
 from datamodules.text.prompts import read_rows
 from datamodules.tokenizers.text import byte_tokenizer
 from tests.text_corpora import rows_file
@@ -45,7 +45,7 @@ def test_the_target_is_nowhere_in_the_page():
         page = page_of(row(html=html, query="pie"), "title")
         assert page.target == TITLE  # the title in the page's own head
         assert page.text == "Home\nAn apple pie needs apples.\nHow it is made."
-    prompt, _ = framed(page, "title")
+    prompt, _ = prompt_of(page, "title")
     assert prompt == f"Query: pie\nPage: {page.text}\nTitle:\n"
     page = page_of(row(html=HTML, text="Apple pie\nNeeds apples."), "title")  # the text column wins
     assert (page.target, page.text) == (TITLE, "Needs apples.")
@@ -55,7 +55,7 @@ def test_a_description_is_written_from_title_and_text():
     page = page_of(row(html=HTML, title="Mine"), "description")
     assert (page.title, page.target) == ("Mine", "How it is made.")
     assert "How it is made" not in page.text
-    prompt, shrinks = framed(page, "description")
+    prompt, shrinks = prompt_of(page, "description")
     assert prompt.startswith("Title: Mine\nPage: Home\n")
     assert prompt.endswith("\nDescription:\n")
     assert prompt[:shrinks].partition("\nPage: ")[2] == page.text

@@ -15,7 +15,7 @@ from datamodules import Seq2SeqDataModule
 from datamodules.core.batches import padded_texts
 from datamodules.core.planned import LoaderOptions
 from datamodules.demo import demo_titles, titles
-from datamodules.text.pairs import framed
+from datamodules.text.pairs import text_ids
 from datamodules.tokenizers.text import byte_tokenizer
 from lit_models import LitSeq2Seq
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, write
@@ -121,7 +121,7 @@ def test_greedy_decoding_beside_generate(folder, tmp_path, figures):
     module, decoding = LitSeq2Seq(adamw, pretrained=str(folder / "t5")), Seq2SeqDecoding(64)
     trainer_of(tmp_path, default_callbacks(), max_steps=TRAINED).fit(module, data)
     sources, network = [t for t, _ in titles(DECODED, seed=7)], module.eval().network
-    marked = framed(module.tokenizer, sources)
+    marked = text_ids(module.tokenizer, sources)
     in_order = np.argsort([len(ids) for ids in marked], kind="stable")
 
     def batches(order: np.ndarray) -> list[dict[str, Any]]:
