@@ -53,8 +53,8 @@ def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> 
     recipe: dict[str, Any] = {"tokenizer": tokenizer.to_dict(), "network": NETWORKS[kind]}
     recipe["lora"] = None
     if has_lora:
-        wanted = LoraOptions(TARGETS.get(kind, ["*"]), rank=2, alpha=6.0, **options)
-        recipe["lora"] = lora_recipe(network, wanted, "bases/tiny")
+        lora = LoraOptions(TARGETS.get(kind, ["*"]), rank=2, alpha=6.0, **options)
+        recipe["lora"] = lora_recipe(network, lora, "bases/tiny")
         add_lora(network, recipe["lora"])
         trained(network)
     content = {

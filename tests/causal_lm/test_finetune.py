@@ -63,12 +63,12 @@ def test_a_base_of_any_kind_keeps_its_output_and_no_input(kind):
 
     base = nn.Linear(24, 16) if kind == "linear" else Conv1D(16, 24)
     base.requires_grad_(False)
-    layer, kept = adapters.LoraLinear(base, rank=2, alpha=4.0, dropout=0.0), []
+    layer, stored = adapters.LoraLinear(base, rank=2, alpha=4.0, dropout=0.0), []
     x = torch.randn(70, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    with saved_tensors_hooks(lambda t: stored.append(t) or t, lambda t: t):
         output = layer(x)
     torch.testing.assert_close(output, base(x), rtol=1e-5, atol=1e-5)
-    assert len([t for t in kept if tuple(t.shape) == (70, 24)]) == 1  # only the adapter's
+    assert len([t for t in stored if tuple(t.shape) == (70, 24)]) == 1  # only the adapter's
     (gradient,) = torch.autograd.grad(output.sum(), [x])
     (expected,) = torch.autograd.grad(base(x).sum(), [x])
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
@@ -136,17 +136,17 @@ def test_targets_are_ends_of_names_or_patterns_and_never_the_head():
 
 
 @pytest.mark.parametrize(
-    ("make", "pattern", "kept", "frozen"),
+    ("make", "pattern", "trainable", "frozen"),
     [
         (decoder, "layers.0.*", "layers.1.attention_norm.weight", "layers.0.attention_norm.weight"),
         (decoder, "head.weight", "norm.weight", "embedding.weight"),  # tied weights: by either name
         (gpt2, "transformer.wte.*", "transformer.wpe.weight", "lm_head.weight"),
     ],
 )
-def test_names_that_fit_a_pattern_are_frozen(make, pattern, kept, frozen):
+def test_names_that_fit_a_pattern_are_frozen(make, pattern, trainable, frozen):
     network = make()
     adapters.freeze(network, [pattern])
-    assert network.get_parameter(kept).requires_grad
+    assert network.get_parameter(trainable).requires_grad
     assert not network.get_parameter(frozen).requires_grad
     with pytest.raises(ValueError, match='"layer.0.*", which fits no parameter; names are such as'):
         adapters.freeze(network, ["layer.0.*"])

@@ -93,7 +93,7 @@ def test_recomputed_blocks_have_the_same_gradients(config, has_keys):
     for keeps_products in (None, True, False):
         network = network_of(replace(config, dropout=0.3)).train()
         calls: list[int] = []
-        network.layers[0].attention.register_forward_hook(lambda *given, to=calls: to.append(1))
+        network.layers[0].attention.register_forward_hook(lambda *inputs, to=calls: to.append(1))
         if keeps_products is not None:
             network.recompute_blocks(keeps_products)
         if has_keys:
@@ -235,11 +235,11 @@ def test_heads_share_keys_and_values_of_which_a_token_copies_none(is_cpu, length
 
 
 def test_all_layers_keep_one_mask_for_the_backward_pass():
-    network, kept = network_of(replace(SMALL, num_layers=4)).float(), []
+    network, saved = network_of(replace(SMALL, num_layers=4)).float(), []
     network.is_compiled = True  # attention then uses masks
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         logits(network, packed([[40, 24]]))
-    assert len({x.data_ptr() for x in kept if x.shape[-2:] == (64, 64)}) == 1
+    assert len({x.data_ptr() for x in saved if x.shape[-2:] == (64, 64)}) == 1
 
 
 @pytest.mark.parametrize(

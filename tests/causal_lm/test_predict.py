@@ -97,13 +97,13 @@ def test_prediction_needs_prompts_and_a_model(tmp_path, trained):
 
 def test_instructions_are_asked_as_they_were_trained(tmp_path):
     rows = [{"prompt": f"{i} + 1 =", "completion": f" {i + 1}"} for i in range(40)]
-    asked = [{"prompt": "1 + 1 ="}, {"messages": [{"role": "user", "content": "1 + 1 ="}]}]
+    questions = [{"prompt": "1 + 1 ="}, {"messages": [{"role": "user", "content": "1 + 1 ="}]}]
     data = InstructionDataModule(
         rows_file(tmp_path / "train.jsonl", rows),
         tokenizer=TokenizerOptions(chat_template="plain"),
         context_length=40,
         separator="\n",
-        predict_files=rows_file(tmp_path / "asked.jsonl", asked),
+        predict_files=rows_file(tmp_path / "questions.jsonl", questions),
         global_batch_size=4,
     )
     generation = GenerationOptions(max_new_tokens=3)
@@ -115,7 +115,7 @@ def test_instructions_are_asked_as_they_were_trained(tmp_path):
     dataset, tokenizer = data.datasets["predict"], module.tokenizer
     texts = [tokenizer.decode(dataset.example(i, 0)[0].ids, False) for i in (0, 1)]
     assert texts == ["<|endoftext|>1 + 1 =\n", "user:\n1 + 1 =\n\nassistant:\n"]
-    assert len((tmp_path / "asked.completed.jsonl").read_text("utf-8").splitlines()) == 2
+    assert len((tmp_path / "questions.completed.jsonl").read_text("utf-8").splitlines()) == 2
 
 
 @pytest.mark.parametrize("verb", ["validate", "predict"])

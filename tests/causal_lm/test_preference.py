@@ -103,8 +103,8 @@ def test_answers_alone_have_labels(tmp_path, chats) -> None:
     if chats:  # the prompt is all before the last answer
         rows = []
         for row in ROWS:
-            asked = [*CHAT, {"role": "user", "content": row["prompt"]}]
-            rows.append({s: [*asked, {"role": "assistant", "content": row[s]}] for s in SIDES})
+            question = [*CHAT, {"role": "user", "content": row["prompt"]}]
+            rows.append({s: [*question, {"role": "assistant", "content": row[s]}] for s in SIDES})
         rows[1] |= {"prompt": rows[1]["chosen"][:3], **{s: rows[1][s][3:] for s in SIDES}}
         rows[2] |= {"system": "so"}
         rows[3] |= {"prompt": ROWS[3]["prompt"]}  # repeats what both contain

@@ -218,7 +218,7 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoint(own_folder, 
     fit = [*MODEL_OPTIONS, *SHAPE_OPTIONS, *lora, *DATA_OPTIONS, "--trainer.default_root_dir=run"]
     done("fit", *fit, "--trainer.max_steps=1")
     evaluate = ["validate", *DATA_OPTIONS, "--ckpt_path=run/checkpoints/last.ckpt"]
-    for option, told in (
+    for option, message in (
         ("--model.lora.alpha=64", "model.lora.alpha 16.0 there and 64.0 here"),
         ("--model.lora=null", "model.lora .*alpha.* there and None here"),
         ("--model.network.num_heads=1", "model.network.num_heads 2 there and 1 here"),
@@ -228,7 +228,7 @@ def test_an_evaluation_refuses_another_function_than_its_checkpoint(own_folder, 
         output = done(*evaluate, option, status=2)
         shown = " ".join(output.split())
         assert "weights of run/checkpoints/last.ckpt were trained for" in shown
-        assert re.search(told, shown), shown
+        assert re.search(message, shown), shown
         assert len(output.splitlines()) <= 24
     done(*evaluate, *lora)
 

@@ -92,6 +92,6 @@ def test_what_a_rehearsal_compiled_for_many_sizes_does_not_serve_the_run(tmp_pat
     rehearsed = LambdaCallback(on_sanity_check_start=lambda *_: compiled.append("rehearsed"))
     callbacks = [rehearsed, Rehearsal(endless)]
     fit(tmp_path / "run", callbacks, compile=True, micro_batch_size="auto")
-    begun = compiled.index("rehearsed")
-    assert True in compiled[:begun]
-    assert compiled[begun + 1] is False
+    rehearsal = compiled.index("rehearsed")
+    assert True in compiled[:rehearsal]
+    assert compiled[rehearsal + 1] is False

@@ -159,8 +159,8 @@ def run(
     path = None if ckpt_path is None else str(ckpt_path)
     if is_known:
         trainer.ckpt_path = path
-    given = {} if is_known else {"ckpt_path": path}
-    getattr(trainer, verb)(module, datamodule=read, weights_only=True, **given)
+    call = {} if is_known else {"ckpt_path": path}
+    getattr(trainer, verb)(module, datamodule=read, weights_only=True, **call)
     trainer.save_checkpoint(folder / "a.ckpt")
     return folder / "a.ckpt"
 

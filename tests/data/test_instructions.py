@@ -101,13 +101,13 @@ def test_chats_are_known_by_their_keys(make, tmp_path, name):
         for m in TWO_TURNS
     ]
     alpaca = {"instruction": "Hen?", "input": "", "output": "Yes"}
-    asked = [{"role": "user", "content": "Hen?\n\nThe red one."}, {**TWO_TURNS[2]}]
+    question = [{"role": "user", "content": "Hen?\n\nThe red one."}, {**TWO_TURNS[2]}]
     alike = [
         ({"conversations": share_gpt}, TWO_TURNS),
         ({"conversations": share_gpt[1:], "system": "Be brief.", "prompt": None}, TWO_TURNS),
         ({"conversations": TWO_TURNS}, TWO_TURNS),
         (alpaca, TWO_TURNS[1:3]),
-        ({**alpaca, "input": "The red one."}, asked),
+        ({**alpaca, "input": "The red one."}, question),
         ({**alpaca, "system": "Be brief.", "history": None}, TWO_TURNS[:3]),
         ({"messages": TWO_TURNS[1:], "system": "Be brief."}, TWO_TURNS),
         ({"instruction": "Cow?", "output": "No", "history": [["Hen?", "Yes"]]}, TWO_TURNS[1:]),
@@ -292,11 +292,11 @@ def test_answers_and_their_ends_are_found(make, name, tmp_path):
     text = tokenizer.decode(ids, skip_special_tokens=False)
     assert text == tokenizer.render(CHAT)  # no second begin or end token
     # A model continues from exactly the text that precedes the answer in training.
-    asked = tokenizer.encode(tokenizer.render(CHAT[:-1], add_generation_prompt=True)).tolist()
+    prompt = tokenizer.encode(tokenizer.render(CHAT[:-1], add_generation_prompt=True)).tolist()
     if name != "room for thoughts in the last answer":
-        assert ids[: len(asked)] == asked
-        assert piece.labels[len(asked) - 2] == IGNORED  # the label is the next token
-        assert piece.labels[len(asked) - 1] != IGNORED
+        assert ids[: len(prompt)] == prompt
+        assert piece.labels[len(prompt) - 2] == IGNORED  # the label is the next token
+        assert piece.labels[len(prompt) - 1] != IGNORED
 
 
 def test_tools_and_their_calls_are_written_by_the_template_or_refused(make, tmp_path):

@@ -108,17 +108,17 @@ def test_a_long_page_loses_its_end_and_never_the_target(tmp_path, tokenizer):
     prompts = [p.input_ids[: (p.labels == IGNORED).sum() + 1] for p in (short, long)]
     assert prompts[0].tolist() == prompts[1].tolist()  # a long target does not shorten it
     assert len(prompts[0]) == data.max_prompt == 48
-    told = decode(prompts[0])
-    assert told.startswith("Page: the hen")
-    assert told.endswith("\nTitle:\n")
+    prompt = decode(prompts[0])
+    assert prompt.startswith("Page: the hen")
+    assert prompt.endswith("\nTitle:\n")
 
 
 def test_prediction_asks_as_training_did(tmp_path):
     asking = ((1, "q"), (40, "q"), (40, "q" * 99))  # the last leaves no room for a page
     rows = [{"text": "the hen " * n, "title": f"Hen {n}", "query": query} for n, query in asking]
     data = module(tmp_path, rows, layout="documents")
-    asked = read_rows([Path(data.files[0])]), data.store.tokenizer, "title", data.max_prompt
-    prompts = [prompt for [prompt] in page_prompts(*asked)]
+    source = read_rows([Path(data.files[0])]), data.store.tokenizer, "title", data.max_prompt
+    prompts = [prompt for [prompt] in page_prompts(*source)]
     trained = (p.input_ids[: (p.labels == IGNORED).sum() + 1] for p in pieces(data.build("train")))
     assert [prompt.ids for prompt in prompts] == [ids.tolist() for ids in trained]
     num_cut = len("the hen " * 40) + 24 - 1 - 72

@@ -62,9 +62,9 @@ def test_chats_of_other_keys_are_asked_as_messages(tmp_path):
         {"instruction": "Hi", "input": "", "output": "No"},  # the answer is not part of the prompt
         {"messages": [*TALK, ANSWER], "tools": [{"role": "tool", "content": "look"}]},
     ]
-    data, asked = dataset(tmp_path, rows, CHATS), "user: Hi\nassistant: "
+    data, question = dataset(tmp_path, rows, CHATS), "user: Hi\nassistant: "
     texts = [TOKENIZER.decode(ids_of(data, i)) for i in range(3)]
-    assert texts == [asked, asked, f"tool: look\n{asked}"]
+    assert texts == [question, question, f"tool: look\n{question}"]
 
 
 def test_a_tokenizer_without_a_begin_token_adds_one_only_where_there_is_nothing(tmp_path):

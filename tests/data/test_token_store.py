@@ -78,12 +78,12 @@ def test_stretches_of_any_size_give_the_same_store(tmp_path, monkeypatch, by):
         Path(rows_file(tmp_path / "b.jsonl", rows)),
         text_file(tmp_path / "c.txt", "The end."),
     ]
-    asked = request(files, TextSplit(0.3, 0.1, by=by))
-    whole = asked.open()
+    corpus = request(files, TextSplit(0.3, 0.1, by=by))
+    whole = corpus.open()
     for size in (7, 500):
         monkeypatch.setenv("UNISONO_CACHE", str(tmp_path / f"cache-{size}"))
         monkeypatch.setattr("datamodules.text.store.STRETCH_CHARACTERS", size)
-        cut = asked.open()
+        cut = corpus.open()
         assert same(cut, whole)
         assert [p.name for p in (cache_root() / "tokens").iterdir()] == [cut.folder.name]
 
@@ -134,13 +134,13 @@ def test_a_file_that_changes_while_it_is_read_makes_no_store(tmp_path, monkeypat
         written(texts)
         return tokenizers.make_tokenizer(*given)
 
-    asked = request([path])
+    corpus = request([path])
     with monkeypatch.context() as patch:
         patch.setattr("datamodules.text.store.make_tokenizer", changed)
         with pytest.raises(RuntimeError, match="while it was read; start again"):
-            asked.open()
+            corpus.open()
     written("one two three")
-    assert len(asked.open().stream(TRAIN).hashes) == 3
+    assert len(corpus.open().stream(TRAIN).hashes) == 3
 
 
 def test_a_store_is_made_once_and_named_by_all_it_depends_on(tmp_path, monkeypatch):

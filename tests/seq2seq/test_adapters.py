@@ -27,11 +27,11 @@ def test_adapters_alone_learn_and_are_merged_by_an_export(tmp_path, kind, target
     after = module.network.model.state_dict()
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     assert all(weight.any() for name, weight in after.items() if name.endswith("lora_B"))
-    path, asked = tmp_path / "checkpoints" / "last.ckpt", ["b3", "smith"]
+    path, sources = tmp_path / "checkpoints" / "last.ckpt", ["b3", "smith"]
     export(path, to=tmp_path / "merged", class_path="lit_models.LitSeq2Seq")
     again = LitSeq2Seq.from_exported(tmp_path / "merged")
     assert again.recipe["lora"] is None
-    for mine, theirs in zip(module.translations(asked), again.translations(asked), strict=True):
+    for mine, theirs in zip(module.translations(sources), again.translations(sources), strict=True):
         assert mine[0] == theirs[0]
         assert mine[1] == pytest.approx(theirs[1], rel=1e-4)
     peft = pytest.importorskip("peft", reason="extra: peft")

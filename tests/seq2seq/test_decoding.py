@@ -82,11 +82,11 @@ def test_beam_search_agrees_with_that_of_transformers(kind):
     sources = torch.randint(2, VOCAB, (9, 5), generator=generator).tolist()
     batch = batch_of(sources)
     options = {"max_new_tokens": 6, "num_beams": 3, "early_stopping": "never", "do_sample": False}
-    given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
     num_compared = 0
     for end_id in range(1, VOCAB):  # random weights prefer some tokens, and do not know the end
         found, _ = written(net, sources, end_id=end_id, num_beams=3, max_new_tokens=6)
-        answers = model.generate(**given, **options, eos_token_id=end_id)[:, 1:].tolist()
+        answers = model.generate(**inputs, **options, eos_token_id=end_id)[:, 1:].tolist()
         for ids, target in zip(found, answers, strict=True):
             if end_id in target:  # cut targets follow another rule there
                 assert ids == target[: target.index(end_id)]
@@ -105,9 +105,9 @@ def test_greedy_decoding_agrees_with_generate(kind, config):
     lengths = torch.randint(1, 9, (12,), generator=generator).tolist()
     sources = [torch.randint(2, VOCAB, (n,), generator=generator).tolist() for n in lengths]
     batch, ends = batch_of(sources), set()
-    given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
     options = {"max_new_tokens": most, "do_sample": False, "eos_token_id": VOCAB}
-    answers = model.generate(**given, **options)[:, 1:].tolist()  # none ends by itself
+    answers = model.generate(**inputs, **options)[:, 1:].tolist()  # none ends by itself
     for end_id in range(1, VOCAB):  # some targets end early and leave the batch, others are cut
         found, _ = written(net, sources, end_id=end_id, max_new_tokens=most)
         for ids, target in zip(found, answers, strict=True):

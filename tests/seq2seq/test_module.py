@@ -54,12 +54,13 @@ def test_it_learns_writes_every_row_and_answers_from_python(tmp_path, pairs):
     metrics = trainer.callback_metrics
     assert metrics["val/exact_match"] == 1
     assert metrics["val/chrf"] == metrics["val/bleu"] * 0 + 100
-    asked = [("smth 3", "a"), ("bkr 77", "b"), ("smth 3", "c")]
-    path, output = table(tmp_path / "asked.csv", asked, ("source", "note")), tmp_path / "done.csv"
+    sources = [("smth 3", "a"), ("bkr 77", "b"), ("smth 3", "c")]
+    path = table(tmp_path / "sources.csv", sources, ("source", "note"))
+    output = tmp_path / "done.csv"
     data = data_of(pairs, predict_files=path, predict_output=str(output))
     trainer.predict(module, data)
     rows = csv_rows(output)
-    assert [(row["source"], row["note"]) for row in rows] == asked
+    assert [(row["source"], row["note"]) for row in rows] == sources
     assert [row["translation"] for row in rows] == ["smith", "baker", "smith"]
     assert all(0.5 < float(row["confidence"]) <= 1 for row in rows)
     assert module.translate(["bkr 77", "smth 3", "bkr 7"]) == ["baker", "smith", "baker"]
@@ -80,8 +81,8 @@ def test_a_pretrained_folder_is_fine_tuned_and_exported(tmp_path, pairs, done):
     output = done(*words, "--to", str(exported), "--class_path=lit_models.LitSeq2Seq")
     assert "AutoModelForSeq2SeqLM" in output
     again = LitSeq2Seq.from_exported(exported)
-    asked = ["bkr", "smth 3"]
-    assert again.translations(asked) == module.float().translations(asked)
+    sources = ["bkr", "smth 3"]
+    assert again.translations(sources) == module.float().translations(sources)
     theirs = AutoModelForSeq2SeqLM.from_pretrained(exported, dtype=torch.float32)
     torch.testing.assert_close(
         again.network.model.state_dict(), theirs.state_dict(), rtol=0, atol=0

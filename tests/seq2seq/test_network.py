@@ -67,8 +67,8 @@ def test_a_target_does_not_see_what_follows_and_sees_its_order():
 def test_the_loss_is_that_of_transformers(kind):
     model, net = model_of_transformers(kind), network(kind)
     batch, labels = batch_of(SOURCES), torch.tensor([[4, 9, 1], [6, 1, -100], [2, 3, 1]])
-    given = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
-    expected = model(**given, labels=labels).loss
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
+    expected = model(**inputs, labels=labels).loss
     start = torch.full((3, 1), START)
     before = torch.cat([start, labels.clamp(min=0)[:, :-1]], 1)
     hidden = net(batch["input_ids"], batch["attention_mask"], before)
