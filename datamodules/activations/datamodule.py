@@ -377,7 +377,7 @@ class ActivationDataModule(DocumentsDataModule):
             return dataset.explanation_line(number, values, controls)
 
         if path.suffix.lower() == ".parquet":
-            write_explained(path, self.store, dataset.activations, line, OTHER_OUTPUT)
+            write_explained(path, self.store, dataset.activations, line)
             return
         with new_file(path, way_out=OTHER_OUTPUT) as file:
             for number in range(len(results["error"])):

@@ -20,6 +20,7 @@ from datamodules.activations.store import ActivationStore
 from datamodules.core.store import write_whole
 from datamodules.files.rows import open_parquet
 from datamodules.files.tables import write_batches
+from datamodules.text.prompts import OTHER_OUTPUT
 
 COPIED = ("document", "position", "before", "token", "after", "explanation", "error")
 COLUMN, KIND = "activation_vector", "nla_dataset"
@@ -124,7 +125,6 @@ def write_explained(
     store: Any,
     activations: np.ndarray | None,
     line: Callable[[int], dict[str, Any]],
-    way_out: str,
 ) -> None:
     """Write a store's activations [N, D], read in pieces from disk, with the columns `COPIED` of a
     prediction's `line` for each.
@@ -150,4 +150,4 @@ def write_explained(
     subject = store.subject
     more = {"subject": subject.digest, "site": subject.site, "store": store.fingerprint}
     facts = {"d_model": subject.hidden_size, "layer_index": subject.layer, "unisono": more}
-    write_vectors(path, facts, pieces(), way_out)
+    write_vectors(path, facts, pieces(), OTHER_OUTPUT)

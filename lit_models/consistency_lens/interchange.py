@@ -141,10 +141,7 @@ class ActivationPair(nn.Module):
         content = read_recipe(self.folders["av"])["config"]
         self.verbalizer: Any = model_of(content, self.folders["av"]).eval()
         self.reconstructor = load_network(self.folders["ar"]).eval()
-        head = self.folders["ar"] / VALUE_HEAD
-        if not head.is_file():
-            raise FileNotFoundError(f"{head} is missing; copy it from the release.")
-        (value_head,) = load_file(head).values()
+        (value_head,) = load_file(self.folders["ar"] / VALUE_HEAD).values()
         self.register_buffer("value_head", value_head.float())
         widths = {tuple(self.value_head.shape), (self.width,) * 2}
         widths |= {(self.verbalizer.config.get_text_config().hidden_size, self.width)}
