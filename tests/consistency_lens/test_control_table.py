@@ -76,13 +76,6 @@ def test_a_weight_of_0_and_an_empty_table_count_nothing():
     assert explained.compute() == 0
 
 
-def test_files_are_summed_apart_and_together():
-    table = controls.FidelityTable(ROWS, ["one", "two"])
-    table.update(by_hand(), batch(2, group=torch.tensor([1, 0])))
-    found = {group: rows["greedy"]["fve"] for group, rows in table.compute().items()}
-    assert found == {"all": 0.7, "one": pytest.approx(1 - 2 / 6), "two": 0.75}
-
-
 def random_rows(number, seed=0):
     random = np.random.default_rng(seed)
     return {row: fidelity(*random.gamma(1.0, size=(6, number))) for row in ROWS}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from datamodules import ActivationDataModule
-from datamodules.activations.documents import Pieces, PositionRule
+from datamodules.activations.documents import Pieces
 from datamodules.files.splitting import PART_NAMES
 from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.lens import LensOptions
@@ -31,15 +31,6 @@ def test_batch_size_and_order_of_files_change_rounding_at_most(tmp_path: Path) -
         np.testing.assert_allclose(
             first.array(part, "activations"), again.array(part, "activations"), atol=1e-7
         )
-
-
-def test_documents_without_a_position_are_not_read(tmp_path: Path) -> None:
-    rule = PositionRule(min_position=12, per_document=2)
-    store = dumped(tmp_path / "acts", stories(tmp_path, 60), positions=rule, context_length=16)
-    pieces = Pieces(store, 0, 16)
-    assert (pieces.sizes <= 12).sum() > 10
-    assert (pieces.sizes[store.array(0, "piece")] > 12).all()
-    assert store.array(0, "position").min() >= 12
 
 
 @pytest.mark.parametrize("kind", ["GPT2", "Qwen2"])

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import seed_everything
 
 from datamodules import ActivationDataModule, ActivationDumpDataModule
-from datamodules.activations.store import ActivationStore, LayeredActivations
+from datamodules.activations.store import ActivationStore
 from lit_models import LitSubject
 from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, lens_terms
@@ -161,12 +161,6 @@ def test_samples_are_all_layers_of_each_place_and_partners_are_of_the_same(store
             place = np.flatnonzero((stored[row % 2] == wrong).all(1))[0]
             piece = training.piece[2 * place]
             assert training.pieces.tokens(int(piece))[training.position[2 * place]] == tokens[row]
-
-
-def test_several_arrays_are_read_as_one():
-    arrays = [np.arange(6.0).reshape(3, 2), np.arange(6.0).reshape(3, 2) + 10]
-    found = LayeredActivations(arrays)[np.array([[0, 1], [5, 4]])]
-    assert found.tolist() == [[[0, 1], [10, 11]], [[14, 15], [4, 5]]]
 
 
 def run(folder, name, module, data, **options):

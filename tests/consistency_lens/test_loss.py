@@ -138,18 +138,6 @@ def test_a_weight_counts_from_its_first_step_to_before_its_last():
     assert [LossWeight(0.5).at(step) for step in (0, 10**6)] == [0.5, 0.5]
 
 
-def test_losses_name_what_counts_at_a_step():
-    losses = LensLosses(
-        teacher_text=LossWeight(1.0, end=4),
-        reconstruction=LossWeight(2.0, begin=4),
-        fluency=LossWeight(0.1, begin=6),
-    )
-    assert losses.at(3) == {"teacher_text": 1.0}
-    assert losses.at(4) == {"reconstruction": 2.0}
-    assert losses.at(6) == {"reconstruction": 2.0, "fluency": 0.1}
-    assert losses.joint_start == 4
-
-
 def test_joint_learning_starts_with_the_first_weighted_term_of_both_networks():
     warm = {"teacher_text": LossWeight(1.0)}
     early, late = LossWeight(0.5, begin=2), LossWeight(1.0, begin=5)

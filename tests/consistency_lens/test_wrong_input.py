@@ -79,6 +79,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
         [*PREDICT, OTHER, "--data.context_length=17", "--model.subject.network.positions=learned"],
         "context_length 17 .*16.*lower data.context_length",
     ),
+    "more tokens than the subject's": (
+        [*PREDICT, OTHER, "--model.subject.network.vocab_size=5"],
+        "tokens and the network embeds 5",
+    ),
     "no such store": (
         [*FIT, "--data.activations=none"],
         "none holds no schema.json, .*make it with",
@@ -142,12 +146,6 @@ def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path):
     module = LitSubject(SubjectOptions(path=str(tmp_path / "model")))
     with pytest.raises(ValueError, match="data.tokenizer is kind words, and the pretrained model"):
         trainer(tmp_path).predict(module, data)
-
-
-def test_a_tokenizer_larger_than_the_subject_is_refused(tmp_path):
-    small = DecoderConfig(vocab_size=5, max_positions=16, hidden_size=16, num_heads=2)
-    with pytest.raises(ValueError, match="tokens and the network embeds 5"):
-        dumped(tmp_path / "a", stories(tmp_path, 20), SubjectOptions(layer=1, network=small))
 
 
 def test_explanations_beyond_learned_positions_are_refused_and_those_up_to_them_are_not(tmp_path):
