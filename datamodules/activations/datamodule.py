@@ -81,9 +81,9 @@ class WrongOnes:
         drawn = hash_ids(keys[:, None] + turns, 1)  # [B, W]
         ends, counts = self.ends[tokens][:, None], self.counts[tokens][:, None]  # [B, 1]
         places = (drawn % np.maximum(counts - 1, 1).astype(np.uint64)).astype(np.int64)
-        found = self.order[ends - counts + places]
+        others = self.order[ends - counts + places]
         # Draws exclude a token's last sample, which replaces draws of the sample itself.
-        return np.where(found == numbers[:, None], self.order[ends - 1], found)
+        return np.where(others == numbers[:, None], self.order[ends - 1], others)
 
 
 class ActivationDataset(PlannedDataset):
@@ -205,9 +205,9 @@ class ActivationDataset(PlannedDataset):
                 batch["wrong"] = torch.from_numpy(activations[wrong])  # [B, W, D]
         if self.facts is not None:
             document = self.pieces.document[piece]
-            seen = seen_words(self.facts.attributes[document], rows, position)
+            attributes = seen_words(self.facts.attributes[document], rows, position)
             batch["group"] = torch.from_numpy(self.facts.group[document])
-            batch["attributes"] = torch.from_numpy(seen)
+            batch["attributes"] = torch.from_numpy(attributes)
         return batch
 
 
@@ -360,9 +360,9 @@ class ActivationDataModule(DocumentsDataModule):
             for batch in self.training_sample():
                 ids, position = batch["input_ids"], batch["position"]
                 with one_thread(), torch.no_grad():
-                    found = read(ids.to(device))[index].cpu().double()
+                    hidden = read(ids.to(device))[index].cpu().double()
                 rows = torch.arange(len(ids), device="cpu")
-                yield found[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
+                yield hidden[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
 
         return statistics_of(chunks())
 
@@ -373,7 +373,7 @@ class ActivationDataModule(DocumentsDataModule):
         controls = self.model.options["controls"]
 
         def line(number: int) -> dict[str, Any]:
-            values = {name: found[number] for name, found in results.items()}
+            values = {name: result[number] for name, result in results.items()}
             return dataset.explanation_line(number, values, controls)
 
         if path.suffix.lower() == ".parquet":

@@ -114,8 +114,8 @@ class Pieces:
         """Return [B, T] int64: the first `lengths` [B] tokens of `pieces` [B], padded with 0."""
         places = np.arange(int(lengths.max()))
         is_token = places < lengths[:, None]
-        wanted = np.where(is_token, self.starts[pieces, None] + places, 0)
-        return np.where(is_token, self.stream.tokens[wanted], 0).astype(np.int64)
+        indices = np.where(is_token, self.starts[pieces, None] + places, 0)
+        return np.where(is_token, self.stream.tokens[indices], 0).astype(np.int64)
 
 
 class DocumentFacts(NamedTuple):
@@ -154,14 +154,14 @@ def _rows_of(path: Path, text_column: str) -> Iterator[tuple[str, dict[str, str]
         yield from ((document.text, {}) for document in read_documents(path))
         return
     for row in read_json_rows(path, columns=(text_column, ATTRIBUTES)):
-        given: Any = row.values.get(ATTRIBUTES)
-        if isinstance(given, list) and all(isinstance(pair, tuple) for pair in given):
-            given = dict(given)  # a parquet map
-        words = {} if given is None else given
+        value: Any = row.values.get(ATTRIBUTES)
+        if isinstance(value, list) and all(isinstance(pair, tuple) for pair in value):
+            value = dict(value)  # a parquet map
+        words = {} if value is None else value
         if not isinstance(words, dict) or any(isinstance(w, dict | list) for w in words.values()):
             raise ValueError(
                 f'{row.place}: "{ATTRIBUTES}" must map names to words, such as {{"pet": "owl"}}, '
-                f"got {str(given)[:60]}; mend it, or give the column another name."
+                f"got {str(value)[:60]}; mend it, or give the column another name."
             )
         known = {str(name): str(word) for name, word in words.items() if word is not None}
         yield str(row.values.get(text_column) or ""), known

@@ -106,18 +106,18 @@ class VectorFile:
             for rows in file.iter_batches(batch_size=ROWS):
                 column = rows.column(COLUMN)
                 sizes = np.array(column.value_lengths().fill_null(0))
-                found = np.array(column.flatten(), np.float32)
+                vectors = np.array(column.flatten(), np.float32)
                 bad = np.flatnonzero(sizes != self.width)
                 if not len(bad):
-                    found = found.reshape(-1, self.width)
-                    bad = np.flatnonzero(~np.isfinite(found).all(1))
+                    vectors = vectors.reshape(-1, self.width)
+                    bad = np.flatnonzero(~np.isfinite(vectors).all(1))
                 if len(bad):
                     raise ValueError(
                         f"{self.path}, row {first + int(bad[0]) + 1}: {COLUMN} must hold "
                         f"{self.width} finite numbers; write the file again without that row."
                     )
                 first += len(rows)
-                yield rows, found
+                yield rows, vectors
 
 
 def write_explained(

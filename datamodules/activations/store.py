@@ -254,10 +254,10 @@ class LayeredActivations:
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
         """Return [..., D] of samples [...]."""
         place, layer = np.divmod(numbers, len(self.arrays))
-        found = np.empty((*numbers.shape, self.arrays[0].shape[1]), self.arrays[0].dtype)
+        activations = np.empty((*numbers.shape, self.arrays[0].shape[1]), self.arrays[0].dtype)
         for index, one in enumerate(self.arrays):
-            found[layer == index] = one[place[layer == index]]
-        return found
+            activations[layer == index] = one[place[layer == index]]
+        return activations
 
 
 def rows_and_slots(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -271,14 +271,14 @@ def rows_and_slots(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class DumpedPart(NamedTuple):
     """One part of a dump, read by the subject.
 
-    pieces: the documents. piece [N], position [N]: of each activation. found [P, K, D]: the
+    pieces: the documents. piece [N], position [N]: of each activation. activations [P, K, D]: the
     activations of the pieces that have any, in order. facts: attributes and files of the documents.
     """
 
     pieces: Pieces
     piece: np.ndarray
     position: np.ndarray
-    found: np.ndarray
+    activations: np.ndarray
     facts: DocumentFacts
 
     def chunks(self) -> Iterator[Chunk]:
@@ -288,7 +288,7 @@ class DumpedPart(NamedTuple):
             here = slice(start, start + CHUNK)
             piece, position = self.piece[here], self.position[here]
             tokens = stream.tokens[self.pieces.starts[piece] + position].astype(np.int64)
-            yield self.found[row[here], slot[here]], tokens, position
+            yield self.activations[row[here], slot[here]], tokens, position
 
     def write(self, folder: Path, name: str) -> None:
         """Write the arrays of the part."""
@@ -298,8 +298,8 @@ class DumpedPart(NamedTuple):
         np.save(folder / f"{name}.group.npy", self.facts.group)
         # Written sequentially, not through a memory map: a full disk then raises an error instead
         # of ending the process by a signal.
-        path, row = folder / f"{name}.activations.npy", self.found.shape[-1:]
-        with ArrayFile(path, self.found.dtype, row) as file:
+        path, row = folder / f"{name}.activations.npy", self.activations.shape[-1:]
+        with ArrayFile(path, self.activations.dtype, row) as file:
             for activations, _, _ in self.chunks():
                 file.add(activations)
 
@@ -335,8 +335,8 @@ class DumpDataset(PlannedDataset):
         for one in np.unique(part).tolist():
             rows = np.flatnonzero(part == one)
             pieces = self.piece[one][numbers[rows] - self.first[one]]
-            found = self.parts[one].rows(pieces, lengths[rows])
-            ids[rows, : found.shape[1]] = found
+            tokens = self.parts[one].rows(pieces, lengths[rows])
+            ids[rows, : tokens.shape[1]] = tokens
         return {
             "input_ids": torch.from_numpy(ids),
             "positions": torch.from_numpy(self.drawn[numbers]),
@@ -387,8 +387,8 @@ class ActivationDumpDataModule(DocumentsDataModule):
             unfinished.mkdir()
             for layer in layers:
                 facts = replace(subject, layer=layer)
-                found = results[f"activations-{layer}"]
-                self.write_store(found, unfinished / f"layer-{layer}", facts)
+                activations = results[f"activations-{layer}"]
+                self.write_store(activations, unfinished / f"layer-{layer}", facts)
 
     def write_store(self, activations: np.ndarray, path: Path, subject: SubjectFacts) -> None:
         """Write one layer's store with its activations [P, K, D]; see `write_predictions`."""
@@ -396,9 +396,9 @@ class ActivationDumpDataModule(DocumentsDataModule):
         assert isinstance(dataset, DumpDataset)
         parts: dict[str, DumpedPart] = {}
         for part, name in enumerate(PART_NAMES):
-            found = activations[dataset.first[part] : dataset.first[part + 1]]
+            in_part = activations[dataset.first[part] : dataset.first[part + 1]]
             (piece, position), facts = dataset.positions[part], self.facts(part)
-            parts[name] = DumpedPart(dataset.parts[part], piece, position, found, facts)
+            parts[name] = DumpedPart(dataset.parts[part], piece, position, in_part, facts)
         training = parts[PART_NAMES[TRAIN]]
         with naming(path), replacing(path, is_new=True) as unfinished:
             unfinished.mkdir()  # with the modes of the user's umask
@@ -418,7 +418,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
                 **facts_of_all,
                 "fingerprint": digest_of(facts_of_all),
                 "version": STORE_VERSION,
-                "dtype": str(training.found.dtype),
+                "dtype": str(training.activations.dtype),
                 "tokenizer": self.store.tokenizer.digest,
                 "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
                 "num_documents": {name: len(one.facts.group) for name, one in parts.items()},

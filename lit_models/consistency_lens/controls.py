@@ -112,8 +112,8 @@ class Baselines(nn.Module):
 
 def _known(table: Tensor, row: Tensor, mean: Tensor) -> Tensor:
     """Return rows of a table [n, D] by index [B]; the mean for indices from n on."""
-    found = table[row.clamp(max=len(table) - 1)]
-    return found.where((row < len(table))[:, None], mean.to(table))
+    rows = table[row.clamp(max=len(table) - 1)]
+    return rows.where((row < len(table))[:, None], mean.to(table))
 
 
 def unembedded_words(lens: Lens, activation: Tensor, tuned: Tensor | None = None) -> Tensor:
@@ -150,10 +150,10 @@ def tuned_map(subject: Subject, batches: Iterable[ActivationBatch], index: int =
     with one_thread(), torch.no_grad():
         for batch in batches:
             ids = batch["input_ids"].to(device)
-            found = outputs_of([own, blocks[-1]], partial(read, subject.network, ids))
+            hidden = outputs_of([own, blocks[-1]], partial(read, subject.network, ids))
             places = torch.arange(ids.shape[1], device=device)
             is_token = places < batch["lengths"].to(device)[:, None]
-            inputs, outputs = (x[is_token].cpu().double() for x in found)
+            inputs, outputs = (x[is_token].cpu().double() for x in hidden)
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
             squares += inputs.T @ inputs
             products += inputs.T @ outputs
@@ -179,15 +179,15 @@ class Fidelity(NamedTuple):
 
     @classmethod
     def of(
-        cls, true: Tensor, found: Tensor, mean: Tensor, unit_mean: Tensor, patched: PatchedSubject
+        cls, true: Tensor, rebuilt: Tensor, mean: Tensor, unit_mean: Tensor, patched: PatchedSubject
     ) -> "Fidelity":
-        """Return the scores of rebuilt activations `found` [B, D]; means are [D] or [B, D]."""
-        effect, (true, found) = patched.effect(found), (true.double(), found.double())
+        """Return the scores of rebuilt activations [B, D]; means are [D] or [B, D]."""
+        effect, (true, rebuilt) = patched.effect(rebuilt), (true.double(), rebuilt.double())
         unit = F.normalize(true, dim=-1)
         return cls(
-            (true - found).square().sum(-1),
+            (true - rebuilt).square().sum(-1),
             (true - mean.double()).square().sum(-1),
-            (unit - F.normalize(found, dim=-1)).square().sum(-1),
+            (unit - F.normalize(rebuilt, dim=-1)).square().sum(-1),
             (unit - unit_mean).square().sum(-1),
             *effect,
         )
@@ -243,8 +243,8 @@ class Case:
         """Explanation for a prediction."""
         if self.best_of == 1:
             return self.greedy
-        given = (self.activation, self.batch["noise_key"], self.best_of, self.layer)
-        return best_reading(self.lens, *given)
+        arguments = (self.activation, self.batch["noise_key"], self.best_of, self.layer)
+        return best_reading(self.lens, *arguments)
 
     @cached_property
     def shuffled(self) -> Explanation:
@@ -274,17 +274,17 @@ class Case:
         ids, number = self.batch["input_ids"], lens.verbalizer.num_words
         current = ids.gather(1, self.position[:, None])[:, 0]  # [B], tokens at the positions
         last = recent_words(ids, self.position, number, lens.verbalizer.is_word)
-        explain, given = lens.verbalizer.explain, self.activation
+        explain, activation = lens.verbalizer.explain, self.activation
         reader = partial(lens.reference["reconstructor"], layer=layer)
         token_mean = partial(guess, lambda one: one.of_token(current, mean))
-        untrained = partial(lens.untrained.explain, given, layer=layer)
-        projected = partial(Baselines.projected, activation=given)
+        untrained = partial(lens.untrained.explain, activation, layer=layer)
+        projected = partial(Baselines.projected, activation=activation)
         return {
             "greedy": lambda: self.rebuilt(self.greedy),
             "sampled": lambda: self.draws[0],
             **{f"best_of_{k}": partial(self._best_of, k) for k in BEST_OF},
-            "zero": lambda: torch.zeros_like(given),
-            "mean": lambda: mean.expand_as(given),
+            "zero": lambda: torch.zeros_like(activation),
+            "mean": lambda: mean.expand_as(activation),
             "position_mean": lambda: guess(lambda one: one.of_position(self.position, mean)),
             "token_mean": token_mean,
             **{f"components_{k}": partial(guess, partial(projected, number=k)) for k in COMPONENTS},
@@ -297,7 +297,7 @@ class Case:
             "shuffled_examples": lambda: self.rebuilt(self.shuffled),
             "shuffled_words": lambda: self.read(self.words_in_other_order()),
             "untrained_verbalizer": lambda: self.rebuilt(untrained()),
-            "no_activation": lambda: self.rebuilt(explain(None, rows=len(given))),
+            "no_activation": lambda: self.rebuilt(explain(None, rows=len(activation))),
             "separate_reader": lambda: reader(self.greedy.embeddings),
         }
 
@@ -323,11 +323,11 @@ class Case:
 
     def fidelity(self, rebuilt: Tensor) -> Fidelity:
         unit_mean = self.guess(lambda one: one.unit_mean.expand_as(rebuilt))
-        found = Fidelity.of(self.activation, rebuilt, self.mean, unit_mean, self.patched)
+        scores = Fidelity.of(self.activation, rebuilt, self.mean, unit_mean, self.patched)
         if self.layer is None:
-            return found
+            return scores
         units = self.variance.double()  # so that layers with long activations do not dominate
-        return found._replace(error=found.error / units, spread=found.spread / units)
+        return scores._replace(error=scores.error / units, spread=scores.spread / units)
 
     def predictions(self) -> dict[str, Tensor]:
         """Return the result of `predict_step`, with errors in units of the training variance.
@@ -396,10 +396,10 @@ class FidelityTable(Metric):
         replicates = torch.zeros(REPLICATES, *shape, dtype=torch.float64)
         self.add_state("replicates", replicates, dist_reduce_fx="sum")
 
-    def update(self, found: dict[str, Fidelity], batch: ActivationBatch) -> None:
-        """Add a batch. Args: found: row -> scores."""
+    def update(self, scores: dict[str, Fidelity], batch: ActivationBatch) -> None:
+        """Add a batch. Args: scores: by row."""
         one = torch.ones_like(batch["weight"], dtype=torch.float64)
-        values = torch.stack([torch.stack([*found[row], one], -1) for row in self.rows], 1)
+        values = torch.stack([torch.stack([*scores[row], one], -1) for row in self.rows], 1)
         member = self.members(batch)
         counts = torch.arange(11, dtype=torch.float64, device=values.device)  # P(12 or more) < 1e-9
         chances = torch.exp(-1 - torch.lgamma(counts + 1)).cumsum(0)
@@ -421,14 +421,14 @@ class FidelityTable(Metric):
         the 95 % interval of `fve`, and so on; 0 for groups without samples."""
         ends = torch.tensor([0.025, 0.975], dtype=torch.float64, device=self.sums.device)
         drawn = self._values(self.replicates)
-        found: dict[str, Rows] = {group: {row: {} for row in self.rows} for group in self.groups}
+        table: dict[str, Rows] = {group: {row: {} for row in self.rows} for group in self.groups}
         for name, values in self._values(self.sums).items():
             of_some = drawn[name].where(drawn["count"] > 0, nan)  # replicates with any document
             parts = torch.stack([values, *of_some.nanquantile(ends, dim=0).nan_to_num()], -1)
             for group, rows in zip(self.groups, parts.tolist(), strict=True):
                 for row, (value, low, high) in zip(self.rows, rows, strict=True):
-                    found[group][row] |= {name: value, f"{name}_low": low, f"{name}_high": high}
-        return found
+                    table[group][row] |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        return table
 
     def _values(self, sums: Tensor) -> dict[str, Tensor]:
         """Return name -> values [..., C] of sums [..., C, F]."""
@@ -507,17 +507,17 @@ class Legibility(Metric):
         if self.attributes and attributes is not None:
             is_known = attributes >= 0
             named = [(attributes[:, :, None] == text[:, None]).any(-1) & is_known for text in texts]
-            found = torch.stack([*named, is_known], dim=-1).double()  # [B, A, 3]
-            self.known = self.known + torch.einsum("bg,baf->gaf", member, found)
+            counts = torch.stack([*named, is_known], dim=-1).double()  # [B, A, 3]
+            self.known = self.known + torch.einsum("bg,baf->gaf", member, counts)
 
     def compute(self) -> tuple[Rows, dict[str, Rows]]:
         """Return group -> name -> value; and group -> attribute -> name of `RECALLS` -> value."""
         keys, members = dim_zero_cat(self.keys), dim_zero_cat(self.members)
-        found: Rows = {}
+        of_texts: Rows = {}
         of_attributes: dict[str, Rows] = {}
         for place, group in enumerate(self.groups):
             own, (total, count) = keys[members[:, place]], self.nats[place].tolist()
-            found[group] = {
+            of_texts[group] = {
                 "text_nats": total / count if count else nan,
                 "distinct": len(own.unique()) / max(1, len(own)),
             }
@@ -526,9 +526,9 @@ class Legibility(Metric):
             shares[:, :2] /= shares[:, 2:].clamp(min=1)
             rows = [dict(zip(RECALLS, row, strict=True)) for row in shares.tolist()]
             if self.attributes:
-                found[group] |= {name: rows[0][name] for name in RECALLS[:2]}
+                of_texts[group] |= {name: rows[0][name] for name in RECALLS[:2]}
             of_attributes[group] = dict(zip(self.attributes, rows[1:], strict=True))
-        return found, of_attributes
+        return of_texts, of_attributes
 
 
 IS_RANDOM = "the subject has random weights"
@@ -573,8 +573,8 @@ class ControlTable(Callback):
         values: Row = {}
         for place, group in enumerate(shown):
             start = f"{group}/" if place else ""
-            found = headline(groups[group], legible[group])
-            values |= {start + name: value for name, value in found.items()}
+            figures = headline(groups[group], legible[group])
+            values |= {start + name: value for name, value in figures.items()}
         pl_module.headline = nn.ModuleList(SumCount() for _ in values).to(pl_module.device)
         for place, (name, value) in enumerate(values.items()):
             metric = pl_module.headline[place]  # by index, as names of files contain dots
@@ -669,8 +669,8 @@ def examples(
     """
     batch = module.transfer_batch_to_device(dataset.batch(numbers, 0), module.device, 0)
     with torch.no_grad():
-        found = trainer.strategy.predict_step(batch, 0, with_salience=True)
-    results, lines = {name: values.cpu().numpy() for name, values in found.items()}, []
+        outputs = trainer.strategy.predict_step(batch, 0, with_salience=True)
+    results, lines = {name: values.cpu().numpy() for name, values in outputs.items()}, []
     decode = dataset.pieces.store.tokenizer.decode_continuation
     for row, number in enumerate(numbers.tolist()):
         values = {name: result[row] for name, result in results.items()}

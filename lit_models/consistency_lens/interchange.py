@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 NAMES = {"av": ("av", "verbalizer", "actor"), "ar": ("ar", "reconstructor", "critic")}
 META, VALUE_HEAD = "nla_meta.yaml", "value_head.safetensors"
-SAID = re.compile(r"<explanation>\s*(.*?)\s*</explanation>", re.DOTALL)
+EXPLANATION = re.compile(r"<explanation>\s*(.*?)\s*</explanation>", re.DOTALL)
 ROWS = ("greedy", "zero", "mean", "position_mean", "token_mean", "shuffled_examples")
 PAIR_AT_ONCE = 16  # activations that a pair explains
 
@@ -72,10 +72,10 @@ def explain_vectors(
 
     def pieces() -> Iterator[dict[str, Any]]:
         lens, first = module.lens, 0
-        for rows, found in file.pieces():
+        for rows, activations in file.pieces():
             explanations: list[str] = []
             numbers: list[torch.Tensor] = []
-            for true in torch.from_numpy(found).to(lens.mean).split(AT_ONCE):
+            for true in torch.from_numpy(activations).to(lens.mean).split(AT_ONCE):
                 keys = torch.arange(first, first + len(true), device=true.device)
                 layer = rows_of(index, len(true), of_all, true.device)
                 one = best_reading(lens, true, keys, best_of, layer)
@@ -85,7 +85,7 @@ def explain_vectors(
             columns = {name: rows.column(name) for name in rows.schema.names if name != COLUMN}
             values = torch.cat(numbers).float().cpu().numpy().T
             named = dict(zip(("confidence", "cosine", "fve"), values, strict=True))
-            yield {COLUMN: found, **columns, "explanation": explanations, **named}
+            yield {COLUMN: activations, **columns, "explanation": explanations, **named}
 
     facts = {"d_model": file.width, "layer_index": module.layers[index]}
     more = {"unisono": {"subject": own["subject"], "best_of": best_of}}
@@ -110,25 +110,25 @@ class ActivationPair(nn.Module):
         root = Path(folder).expanduser()
         self.folders, self.metas, self.tokenizers = {}, {}, {}
         for role, names in NAMES.items():
-            found = next((root / name for name in names if (root / name / META).is_file()), None)
-            if found is None:
+            part = next((root / name for name in names if (root / name / META).is_file()), None)
+            if part is None:
                 raise FileNotFoundError(
                     f"{root} holds no folder {' or '.join(names)} with a {META}: put the released "
                     "verbalizer into its av and the reconstructor into its ar."
                 )
-            self.folders[role] = found
-            self.metas[role] = yaml.safe_load((found / META).read_text("utf-8"))
-            self.tokenizers[role] = AutoTokenizer.from_pretrained(found, local_files_only=True)
+            self.folders[role] = part
+            self.metas[role] = yaml.safe_load((part / META).read_text("utf-8"))
+            self.tokenizers[role] = AutoTokenizer.from_pretrained(part, local_files_only=True)
         self.width, tokens = int(self.metas["av"]["d_model"]), self.metas["av"]["tokens"]
         self.layer: int | None = self.metas["ar"].get("extraction_layer_index")
         scale = self.metas["av"].get("extraction", {}).get("injection_scale", "sqrt_d_model")
         is_root = scale == "sqrt_d_model"
         self.scale = math.sqrt(self.width) if is_root else None if scale is None else float(scale)
-        asked = self._template("av").replace("{injection_char}", tokens["injection_char"])
-        chat = [{"role": "user", "content": asked}]
+        question = self._template("av").replace("{injection_char}", tokens["injection_char"])
+        chat = [{"role": "user", "content": question}]
         options: Any = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-        asking: Any = self.tokenizers["av"].apply_chat_template(chat, **options)
-        self.prompt: list[int] = list(asking["input_ids"])
+        encoding: Any = self.tokenizers["av"].apply_chat_template(chat, **options)
+        self.prompt: list[int] = list(encoding["input_ids"])
         names = ("left_neighbor_id", "token_id", "right_neighbor_id")
         around = [tokens[f"injection_{name}"] for name in names]
         places = [i for i in range(len(self.prompt)) if self.prompt[i : i + 3] == around]
@@ -164,19 +164,19 @@ class ActivationPair(nn.Module):
         options |= {"pad_token_id": end if end is not None else 0}
         written = self.verbalizer.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
         texts = self.tokenizers["av"].batch_decode(written, skip_special_tokens=True)
-        return [match[1] if (match := SAID.search(text)) else text.strip() for text in texts]
+        return [match[1] if (match := EXPLANATION.search(text)) else text.strip() for text in texts]
 
     @torch.no_grad()
     def rebuild(self, explanations: Sequence[str]) -> Tensor:
         """Return the rebuilt directions [B, D], of norm 1."""
-        network, found = self.reconstructor, []
+        network, directions = self.reconstructor, []
         for text in explanations:
-            given = self._template("ar").replace("{explanation}", text)
-            ids = torch.tensor([self.tokenizers["ar"](given)["input_ids"]])
+            prompt = self._template("ar").replace("{explanation}", text)
+            ids = torch.tensor([self.tokenizers["ar"](prompt)["input_ids"]])
             ids = ids.to(self.value_head.device)
             (hidden,) = outputs_of(network.blocks()[-1:], partial(read, network, ids))
-            found.append(F.linear(hidden[0, -1].float(), self.value_head))
-        return F.normalize(torch.stack(found), dim=-1)
+            directions.append(F.linear(hidden[0, -1].float(), self.value_head))
+        return F.normalize(torch.stack(directions), dim=-1)
 
     def _template(self, role: str) -> str:
         templates = self.metas[role]["prompt_templates"]
@@ -226,9 +226,9 @@ def pair_rows(
     count = len(dataset.lengths) if most is None else min(most, len(dataset.lengths))
     for first in range(0, count, PAIR_AT_ONCE):
         numbers = np.arange(first, min(first + PAIR_AT_ONCE, count))
-        given: Any = dataset.batch(numbers, 0)
-        other = given.pop("other")["activation"]
-        batch: Any = {name: value.to(device) for name, value in given.items()}
+        on_host: Any = dataset.batch(numbers, 0)
+        other = on_host.pop("other")["activation"]
+        batch: Any = {name: value.to(device) for name, value in on_host.items()}
         batch["weight"] = torch.ones(len(numbers), device=device)
         true, position = batch["activation"].float(), batch["position"]
         current = batch["input_ids"].gather(1, position[:, None])[:, 0]
@@ -240,8 +240,8 @@ def pair_rows(
             *(baselines.of_position(position, mean), baselines.of_token(current, mean), others),
         )
         patched = PatchedSubject(subject, batch)
-        found = {}
+        scores = {}
         for name, values in zip(ROWS, rebuilt, strict=True):
-            found[name] = Fidelity.of(true, values, mean, baselines.unit_mean, patched)
-        table.update(found, batch)
+            scores[name] = Fidelity.of(true, values, mean, baselines.unit_mean, patched)
+        table.update(scores, batch)
     return table.compute()

@@ -175,10 +175,10 @@ class Verbalizer(nn.Module):
     def forward(self, activation: Tensor, token_ids: Tensor, layer: Tensor | None = None) -> Tensor:
         """Return the logits [B, t, V] of each word of texts [B, t] int64 given the previous words,
         for activations [B, D] of layers [B]."""
-        given = self.network.embedding(token_ids[:, :-1])
+        previous = self.network.embedding(token_ids[:, :-1])
         start = self._prompt(len(activation))
         with self._injected(activation, layer):
-            hidden = read(self.network, None, torch.cat([start, given], dim=1))
+            hidden = read(self.network, None, torch.cat([start, previous], dim=1))
         return self._logits(hidden[:, start.shape[1] - 1 :])
 
     def explain(
@@ -204,22 +204,22 @@ class Verbalizer(nn.Module):
         cache, end = self.network.new_cache(), start.shape[1]
         with self._injected(activation, layer):
             hidden = read(self.network, None, start, cache)
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        words: list[tuple[Tensor, Tensor, Tensor]] = []
         while True:
             logits = self._logits(hidden[:, -1])  # [B, V]
             noise = None
             if noise_key is not None:
-                noise = spread * gumbel_noise(noise_key, len(found), logits.shape[-1])
+                noise = spread * gumbel_noise(noise_key, len(words), logits.shape[-1])
             word = straight_through(logits, noise, temperature)
             token_ids = word.argmax(-1)
             if word.requires_grad:
                 embedding = embedded(self.network, word)
             else:  # exact, in any precision
                 embedding = self.network.embedding(token_ids)
-            found.append((token_ids, embedding, logits))
-            if len(found) == self.num_words:
-                return Explanation(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
-            hidden = read(self.network, None, embedding[:, None], cache, end + len(found) - 1)
+            words.append((token_ids, embedding, logits))
+            if len(words) == self.num_words:
+                return Explanation(*(torch.stack(each, 1) for each in zip(*words, strict=True)))
+            hidden = read(self.network, None, embedding[:, None], cache, end + len(words) - 1)
 
     def _prompt(self, rows: int) -> Tensor:
         start = F.pad(self.prompt, (0, 0, 0, 1))  # appends the marker
@@ -284,8 +284,8 @@ class Reconstructor(nn.Module):
         start = of_layer(self.start, layer)  # [1, D] or [B, D]
         texts = torch.cat([start[:, None].expand(len(words), -1, -1), words.flip(1)], dim=1)
         blocks = [self.network.blocks()[each] for each in self.layers]
-        found = outputs_of(blocks, lambda: read(self.network, None, texts))
-        last = of_rows([one[:, -1] for one in found], layer)
+        outputs = outputs_of(blocks, lambda: read(self.network, None, texts))
+        last = of_rows([one[:, -1] for one in outputs], layer)
         return self.map(last) if layer is None else self.map(last, layer)
 
 
@@ -400,9 +400,9 @@ class Lens(nn.Module):
         if "activation" in batch:
             return batch["activation"].to(self.mean.dtype)
         with torch.no_grad():
-            found = self.subject.of_layers(batch["input_ids"])
-        rows = torch.arange(len(found[0]), device=found[0].device)
-        return of_rows([one[rows, batch["position"]] for one in found], batch.get("layer"))
+            hidden = self.subject.of_layers(batch["input_ids"])
+        rows = torch.arange(len(hidden[0]), device=hidden[0].device)
+        return of_rows([one[rows, batch["position"]] for one in hidden], batch.get("layer"))
 
     def words(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [B, t, D] of words [B, t]."""

@@ -199,10 +199,10 @@ def reward(
     """Return the reward [B] of words [B, t]. Args: right activations [B, D], wrong [B, W, D]."""
     mean = of_layer(lens.mean, layer)
     rebuilt = in_float32(lens.reference["reconstructor"](lens.words(words), layer) - mean)
-    seen = in_float32(
+    candidates = in_float32(
         torch.cat([activation[:, None], wrong.to(activation)], 1) - mean[..., None, :]
     )
-    cosines = F.cosine_similarity(rebuilt[:, None], seen, dim=-1)  # [B, 1 + W]
+    cosines = F.cosine_similarity(rebuilt[:, None], candidates, dim=-1)  # [B, 1 + W]
     return cosines[:, 0] - cosines[:, 1:].mean(1)
 
 
@@ -218,33 +218,33 @@ def lens_terms(
     teacher_text: "TeacherText",
 ) -> dict[str, Tensor]:
     """Return name -> loss term [B] for these names, a batch and its activations [B, D]."""
-    found: dict[str, Tensor] = {}
+    terms: dict[str, Tensor] = {}
     layer = batch.get("layer")
     variance = of_layer(lens.variance, layer)
     if names & set(WARM):
         teacher = teacher_text.of(lens, batch, activation)
     if "teacher_text" in names:
-        found["teacher_text"] = text_nats(lens.verbalizer(activation, teacher, layer), teacher)
+        terms["teacher_text"] = text_nats(lens.verbalizer(activation, teacher, layer), teacher)
     if "teacher_reconstruction" in names:
         rebuilt = lens.reconstructor(lens.words(teacher), layer)
-        found["teacher_reconstruction"] = squared_error(rebuilt, activation, variance)
+        terms["teacher_reconstruction"] = squared_error(rebuilt, activation, variance)
     if "contrast" in names:
-        found["contrast"] = contrast(lens, batch, activation)
+        terms["contrast"] = contrast(lens, batch, activation)
     if names - {*WARM, "contrast"}:
         own = lens.verbalizer.explain(activation, batch["noise_key"], temperature, layer=layer)
         rebuilt = lens.reconstructor(own.embeddings, layer)
-        found["reconstruction"] = squared_error(rebuilt, activation, variance)
+        terms["reconstruction"] = squared_error(rebuilt, activation, variance)
         if "reference" in names:
             with no_grad():
                 before = lens.reference["verbalizer"](activation, own.token_ids, layer)
-            found["reference"] = divergence(own.logits, before)
+            terms["reference"] = divergence(own.logits, before)
         if "fluency" in names:
             with no_grad():
                 subject = lens.language_logits(own.token_ids)
-            found["fluency"] = divergence(own.logits, subject)
+            terms["fluency"] = divergence(own.logits, subject)
         if "effect" in names:
-            found["effect"] = effect(lens, batch, rebuilt)
-    return {name: found[name] for name in TERMS if name in names}
+            terms["effect"] = effect(lens, batch, rebuilt)
+    return {name: terms[name] for name in TERMS if name in names}
 
 
 def leaves_one_idle(losses: LensLosses) -> bool:

@@ -214,19 +214,19 @@ class LitConsistencyLens(ExactModule):
         if self.baselines is None:
             subject, places = self.lens.subject, range(len(self.layers))
             device = next(subject.parameters()).device
-            found = [data.statistics(i, subject.of_layers, device) for i in places]
+            statistics = [data.statistics(i, subject.of_layers, device) for i in places]
             if is_new:  # else the checkpoint holds the mean of its training data
-                self.lens.mean.copy_(stack([torch.from_numpy(one.mean) for one in found]))
-                self.lens.variance.copy_(stack([torch.tensor(one.variance) for one in found]))
+                self.lens.mean.copy_(stack([torch.from_numpy(one.mean) for one in statistics]))
+                self.lens.variance.copy_(stack([torch.tensor(one.variance) for one in statistics]))
             self.lens.token_counts.copy_(word_counts(data, self.lens.verbalizer.is_word))
             if self.teacher.told:
                 samples = [data.training_sample(MOST_SAMPLES, index) for index in places]
                 self.lens.told_map = stack([told_map(self.lens, one) for one in samples])
             size = len(self.lens.token_counts)
-            self.baselines = nn.ModuleList(controls.Baselines(one, size) for one in found)
+            self.baselines = nn.ModuleList(controls.Baselines(one, size) for one in statistics)
             tested = data.facts(TEST)
-            given = (controls.ROW_NAMES, tested.group_names, self.layers)
-            self.fidelity = controls.FidelityTable(*given)
+            names, groups = controls.ROW_NAMES, tested.group_names
+            self.fidelity = controls.FidelityTable(names, groups, self.layers)
             self.legibility = controls.Legibility(tested.names, self.fidelity.groups)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
@@ -251,8 +251,8 @@ class LitConsistencyLens(ExactModule):
         step, weight = self.trainer.global_step, batch["weight"]
         names, activation = set(self.losses.at(step)), self.lens.activation(batch)
         temperature = self.temperature.at(step)
-        found = lens_terms(self.lens, batch, activation, names, temperature, self.teacher)
-        return {n: LossSum.of(v, weight) for n, v in found.items()}
+        terms = lens_terms(self.lens, batch, activation, names, temperature, self.teacher)
+        return {n: LossSum.of(v, weight) for n, v in terms.items()}
 
     def term_weights(self) -> dict[str, float]:
         return self.losses.at(self.trainer.global_step)
@@ -268,9 +268,9 @@ class LitConsistencyLens(ExactModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        given = (gradient_clip_val, gradient_clip_algorithm)
+        clipping = (gradient_clip_val, gradient_clip_algorithm)
         if not self.clips:
-            return super().configure_gradient_clipping(optimizer, *given)
+            return super().configure_gradient_clipping(optimizer, *clipping)
         if gradient_clip_algorithm == "value":
             raise ValueError("model.clips are norms: drop them, or gradient_clip_algorithm=value.")
         self.step_record.gradient_norm(optimizer)  # records the total norm before clipping
@@ -364,8 +364,8 @@ class LitConsistencyLens(ExactModule):
         """
         check_range("readings", 1, best_of=best_of)
         texts = texts_for(self, texts)
-        found, lens, tokenizer, layers = [], self.lens, self.tokenizer, self.layers
-        asked = range(len(layers)) if layer is None else [index_of(layers, layer)]
+        of_texts, lens, tokenizer, layers = [], self.lens, self.tokenizer, self.layers
+        indices = range(len(layers)) if layer is None else [index_of(layers, layer)]
         with evaluating(self):
             for text, ids in zip(texts, prompt_tokens(tokenizer, texts), strict=True):
                 length = len(ids)
@@ -379,7 +379,7 @@ class LitConsistencyLens(ExactModule):
                 hidden = lens.subject.of_layers(torch.tensor([ids], device=self.device))
                 of_text: list[Reading] = []
                 chunks = torch.tensor(places, device=self.device).split(AT_ONCE)
-                for place, index in product(chunks, asked):
+                for place, index in product(chunks, indices):
                     true = hidden[index][0, place].to(lens.mean.dtype)  # [B, D]
                     rows_layer = rows_of(index, len(place), len(layers), self.device)
                     best = best_reading(lens, true, place, best_of, rows_layer)
@@ -389,8 +389,8 @@ class LitConsistencyLens(ExactModule):
                         token = tokenizer.decode_continuation([ids[at]], skip_special_tokens=False)
                         reading = (token, tokenizer.decode(words), sure, cosine, fve)
                         of_text.append(Reading(at, *reading, layers[index]))
-                found.append(sorted(of_text, key=lambda one: one.position))  # layers ascend
-        return found
+                of_texts.append(sorted(of_text, key=lambda one: one.position))  # layers ascend
+        return of_texts
 
     def configure_optimizers(self) -> Any:
         check_phases(self.losses, budgeted_steps(self.trainer))
@@ -592,10 +592,10 @@ class LitSubject(ExactModule):
     def predict_step(self, batch: DumpBatch, batch_idx: int) -> dict[str, Tensor]:
         ids, places = batch["input_ids"], batch["positions"].clamp(min=0)
         with one_thread():
-            found = self.subject.of_layers(ids)  # [R, T, D] each
+            hidden = self.subject.of_layers(ids)  # [R, T, D] each
         rows = torch.arange(len(ids), device=ids.device)[:, None]
         names = [f"activations-{n}" if self.is_several else "activations" for n in self.layers]
-        return {name: one[rows, places] for name, one in zip(names, found, strict=True)}
+        return {name: one[rows, places] for name, one in zip(names, hidden, strict=True)}
 
     def configure_optimizers(self) -> Any:
         """Raise ValueError, as the subject cannot be trained."""

@@ -51,10 +51,10 @@ def read(
             it, and T is 1 after the first call.
         start: number of previous positions.
     """
-    given = input_ids if inputs_embeds is None else inputs_embeds
-    assert given is not None
-    rows, length = given.shape[:2]
-    places = torch.arange(start, start + length, device=given.device).expand(rows, length)
+    inputs = input_ids if inputs_embeds is None else inputs_embeds
+    assert inputs is not None
+    rows, length = inputs.shape[:2]
+    places = torch.arange(start, start + length, device=inputs.device).expand(rows, length)
     documents = torch.zeros_like(places) if cache is None else None
     return network(input_ids, places, documents, True, cache, inputs_embeds)
 
@@ -63,7 +63,7 @@ def read(
 def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Apply `edit` to the output [R, T, D] of a block."""
 
-    def hook(module: nn.Module, given: Any, output: Any) -> Any:
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
         is_many = isinstance(output, tuple)  # in some models of transformers
         return (edit(output[0]), *output[1:]) if is_many else edit(output)
 
@@ -73,13 +73,13 @@ def output_edited(block: nn.Module, edit: Callable[[Tensor], Tensor]) -> Iterato
 
 def outputs_of(blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
     """Run a network and return the outputs [R, T, D] of some of its blocks."""
-    found: list[Any] = []
+    outputs: list[Any] = []
     with ExitStack() as hooks:
         for block in blocks:
-            hook = block.register_forward_hook(lambda *call: found.append(call[-1]))
+            hook = block.register_forward_hook(lambda *call: outputs.append(call[-1]))
             hooks.enter_context(hook)
         run()
-    return [one[0] if isinstance(one, tuple) else one for one in found]
+    return [one[0] if isinstance(one, tuple) else one for one in outputs]
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ def copy_of(network: Network, options: BaseOptions, num_layers: int | None = Non
     network's embedding and head."""
     words = [*network.embedding.parameters(), *network.head.parameters()]
     shared = {id(weight): weight for weight in words}
-    made = copy.deepcopy(network, dict(shared))  # deepcopy shares the values in its memo
+    network_copy = copy.deepcopy(network, dict(shared))  # deepcopy shares the values in its memo
     if num_layers is not None:
-        keep_layers(made, num_layers)
-    for parameter in made.parameters():
+        keep_layers(network_copy, num_layers)
+    for parameter in network_copy.parameters():
         parameter.requires_grad_(id(parameter) not in shared and not options.is_frozen)
     if options.lora is not None:
-        add_lora(made, lora_recipe(made, options.lora))
-    return made.train()
+        add_lora(network_copy, lora_recipe(network_copy, options.lora))
+    return network_copy.train()
 
 
 def embedded(network: Network, words: Tensor) -> Tensor:
@@ -275,8 +275,8 @@ def freeze_unused(module: nn.Module, run: Callable[[], Tensor]) -> None:
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     with torch.enable_grad():
-        found = torch.autograd.grad(run().sum(), trainable, allow_unused=True)
-    for parameter, gradient in zip(trainable, found, strict=True):
+        gradients = torch.autograd.grad(run().sum(), trainable, allow_unused=True)
+    for parameter, gradient in zip(trainable, gradients, strict=True):
         parameter.requires_grad_(gradient is not None)
 
 

@@ -49,8 +49,8 @@ class TeacherText:
             place = ids if layer is None else (layer[:, None], ids)
             table = lens.told_map[place]  # [B, T, D + 1]
             shares = (table[..., :-1] * activation[:, None]).sum(-1) + table[..., -1]
-        given = (ids, batch["position"], lens.verbalizer.num_words)
-        return self.words(*given, lens.token_counts, lens.verbalizer.is_word, shares)
+        is_word, num_words = lens.verbalizer.is_word, lens.verbalizer.num_words
+        return self.words(ids, batch["position"], num_words, lens.token_counts, is_word, shares)
 
     def words(
         self,
@@ -95,8 +95,8 @@ def recent_words(input_ids: Tensor, position: Tensor, num_words: int, is_word: T
     places = age.where(counts, length).argsort(1)  # words first, the most recent one first
     steps = arange(num_words, device=position.device)
     last = counts.sum(1, keepdim=True) - 1  # [B, 1], -1 without any word
-    found = input_ids.gather(1, places.gather(1, torch.minimum(steps, last.clamp(min=0))))
-    return found.where(last >= 0, is_word.int().argmax())
+    words = input_ids.gather(1, places.gather(1, torch.minimum(steps, last.clamp(min=0))))
+    return words.where(last >= 0, is_word.int().argmax())
 
 
 def chosen_words(
@@ -115,13 +115,13 @@ def chosen_words(
     age = position[:, None] - arange(input_ids.shape[1], device=position.device)  # [B, T]
     is_free = (age >= 0) & (token_counts[input_ids] > 0)
     is_free &= (input_ids[..., None] != known[:, None]).all(-1)
-    current, found = input_ids.gather(1, position[:, None]), []  # [B, 1]
+    current, words = input_ids.gather(1, position[:, None]), []  # [B, 1]
     for _ in range(num_words):
         place = order.where(is_free, torch.inf).argmin(1, keepdim=True)
         word = input_ids.gather(1, place).where(is_free.any(1, keepdim=True), current)
         is_free = is_free & (input_ids != word)
-        found.append(word)
-    return torch.cat(found, dim=1)
+        words.append(word)
+    return torch.cat(words, dim=1)
 
 
 COUNTED_AT_ONCE = 1 << 22  # tokens
@@ -158,8 +158,8 @@ def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
         for batch in batches:
             device = lens.mean.device
             moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items()}
-            found = lens.activation(moved).cpu().double()  # type: ignore[arg-type]
-            one = torch.cat([found, torch.ones_like(found[:, :1])], dim=1)
+            activation = lens.activation(moved).cpu().double()  # type: ignore[arg-type]
+            one = torch.cat([activation, torch.ones_like(activation[:, :1])], dim=1)
             ids, places = batch["input_ids"], arange(batch["input_ids"].shape[1], device="cpu")
             rows = arange(len(ids), device="cpu")[:, None]
             keys = rows * vocab_size + ids
