@@ -19,7 +19,7 @@ from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.subject import BaseOptions
 from lit_models.training import default_callbacks
 from lit_models.training.sharding import whole as whole_tensor
-from tests.consistency_lens.small_lens import fitted, lens_module, story_data, trainer
+from tests.consistency_lens.small_lens import fitted, lens_module, story_data
 from tests.distributed.launch import in_world
 from tests.distributed.lens_family import story_files
 from tests.toy import ledger_lines
@@ -64,18 +64,15 @@ def fit(
     folder: Path,
     options: LensOptions,
     optimizer: Any = torch.optim.AdamW,
-    ckpt_path: str | None = None,
     data: dict[str, Any] | None = None,
     **more: Any,
 ) -> History:
     """Fit in float64 on the stories beside the folder; return the weights after each step."""
-    seed_everything(1, verbose=False)
     module = lens_module(optimizer=partial(optimizer, lr=0.02, weight_decay=0.1), lens=options)
-    weights = Weights()
-    limits = {"max_steps": STEPS, "gradient_clip_val": 1.0, "limit_val_batches": 0, **more}
-    fitting = trainer(folder, callbacks=[*default_callbacks(), weights], **limits)
     activations = story_data(folder.parent, **{"global_batch_size": 8, **(data or {})})
-    fitting.fit(module, activations, ckpt_path=ckpt_path, weights_only=True)
+    limits = {"max_steps": STEPS, "gradient_clip_val": 1.0, "limit_val_batches": 0, **more}
+    weights = Weights()
+    fitted(folder, module, activations, callbacks=[*default_callbacks(), weights], **limits)
     return weights.after
 
 
@@ -121,7 +118,7 @@ def test_a_resume_across_the_step_equals_an_uninterrupted_run(stories):
     whole = fit(stories / "whole", LATE)
     fit(stories / "cut", LATE, max_steps=UNFREEZE_AT - 1)
     last = str(stories / "cut" / "checkpoints" / "last.ckpt")
-    resumed = fit(stories / "cut", LATE, ckpt_path=last)
+    resumed = fit(stories / "cut", LATE, resume=last)
     torch.testing.assert_close(resumed[STEPS], whole[STEPS], rtol=1e-8, atol=1e-10)
 
 
