@@ -57,7 +57,7 @@ def test_activations_are_those_that_transformers_has(tmp_path: Path, kind: str, 
 STEPS = 6
 
 
-class Noting(LitConsistencyLens):
+class Recorded(LitConsistencyLens):
     """Notes the samples and the value of each loss term in each step."""
 
     def training_terms(self, batch: Any) -> Any:
@@ -78,7 +78,7 @@ def notes_of(folder: Path, data: ActivationDataModule) -> tuple[list[Any], Any]:
         effect=LossWeight(0.1, begin=3),
     )
     adamw = partial(torch.optim.AdamW, lr=1e-3)
-    module = Noting(adamw, subject(), losses, lens=LensOptions(num_words=2))
+    module = Recorded(adamw, subject(), losses, lens=LensOptions(num_words=2))
     trainer(folder, precision="64-true", max_steps=STEPS, limit_val_batches=0).fit(module, data)
     return module.notes, data.plan("train", 0)  # type: ignore[attr-defined]
 

@@ -194,7 +194,7 @@ def test_a_resumed_lens_of_several_layers_is_the_uninterrupted_one(stores, whole
     torch.testing.assert_close(found["state_dict"], whole["state_dict"], rtol=1e-9, atol=1e-12)
 
 
-def test_all_that_is_of_a_layer_has_learnt(whole):
+def test_every_parameter_of_a_layer_has_learnt(whole):
     state = whole["state_dict"]
     for name in ("verbalizer.entry", "reconstructor.map"):
         weight, bias = (state[f"lens.{name}.{kind}"] for kind in ("weight", "bias"))
@@ -203,7 +203,7 @@ def test_all_that_is_of_a_layer_has_learnt(whole):
     assert (state["lens.reconstructor.start"][0] != state["lens.reconstructor.start"][1]).any()
 
 
-def test_a_test_and_a_prediction_say_of_which_layer_rows_are(stores, whole, tmp_path):
+def test_a_test_and_a_prediction_name_the_layer_of_each_row(stores, whole, tmp_path):
     module, path = module_on(0, 2), stores / "whole" / "checkpoints" / "last.ckpt"
     data = store_data(stores, 0, 2, predict_output=str(tmp_path / "said.jsonl"))
     runs = trainer(tmp_path / "run")

@@ -68,7 +68,7 @@ def test_rates_and_clips_move_their_parts_and_no_others(tmp_path):
         ({"clips": {"reconstructor": -1.0}}, r"model.clips.reconstructor -1.0 must be 0 or more"),
     ],
 )
-def test_a_part_that_there_is_not_is_refused(tmp_path, options, message):
+def test_a_part_that_does_not_exist_is_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         fitted(tmp_path / "run", lens_module(**options), story_data(tmp_path), max_steps=1)
 

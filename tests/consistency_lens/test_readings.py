@@ -92,6 +92,6 @@ def test_a_reading_says_what_the_words_are_worth(lines):
         ({"best_of": 0}, "readings.best_of must be at least 1, got 0"),
     ],
 )
-def test_a_reading_that_there_is_not_is_refused(lines, options, message):
+def test_a_position_that_does_not_exist_is_refused(lines, options, message):
     with pytest.raises(ValueError, match=message):
         lines["one"][0].readings(["a cat"], **options)

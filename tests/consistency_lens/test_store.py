@@ -164,7 +164,7 @@ def test_each_layers_store_is_that_of_a_dump_of_its_own(tmp_path):
         assert contents(store.folder) == contents(alone.folder)
 
 
-def test_a_layer_that_there_is_not_is_refused(tmp_path):
+def test_a_layer_that_does_not_exist_is_refused(tmp_path):
     for layers in ([-1, 1], [1, 3]):
         data = ActivationDumpDataModule(str(tmp_path / "all"), **documents(stories(tmp_path, 40)))
         with pytest.raises(ValueError, match=r"is none of the subject's 3 blocks"):

@@ -45,7 +45,7 @@ def test_words_after_the_position_and_tokens_that_are_no_words_are_never_taken()
     assert words(8, told=7)[0] == [1, 6, 4, 5, 3, 2, 1, 1]
 
 
-def test_tokens_that_begin_or_part_documents_are_passed_over():
+def test_tokens_that_separate_documents_are_skipped():
     ids = torch.tensor([[0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0], [0, 5, 3, 0, 4, 0]])
     given = (ids, torch.tensor([4, 5, 0]), 4, COUNTS, COUNTS > 0)
     # Up to 4 there are the words 4, 3, 5; the token at 5 is not a word; up to 0 there is none.

@@ -139,7 +139,7 @@ def test_a_check_of_documents_and_of_a_store_says_what_they_hold(done, sound, mo
     assert max(map(len, of_store.splitlines())) <= 80
 
 
-def test_another_tokenizer_than_the_subject_s_is_refused(tmp_path):
+def test_a_tokenizer_beside_that_of_the_subjects_folder_is_refused(tmp_path):
     data = ActivationDumpDataModule(str(tmp_path / "acts"), **documents(stories(tmp_path, 20)))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')
