@@ -143,10 +143,6 @@ class ActivationPair(nn.Module):
         self.reconstructor = load_network(self.folders["ar"]).eval()
         (value_head,) = load_file(self.folders["ar"] / VALUE_HEAD).values()
         self.register_buffer("value_head", value_head.float())
-        widths = {tuple(self.value_head.shape), (self.width,) * 2}
-        widths |= {(self.verbalizer.config.get_text_config().hidden_size, self.width)}
-        if len(widths) > 1:
-            raise ValueError(f"{root}: models and {META} are of several widths, {sorted(widths)}.")
 
     @torch.no_grad()
     def explain(self, activations: Tensor, max_new_tokens: int = 200) -> list[str]:
