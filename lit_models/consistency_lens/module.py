@@ -21,7 +21,7 @@ from datamodules.core.planned import ModelFacts
 from datamodules.files.splitting import TEST, TRAIN
 from datamodules.text.prompts import prompt_tokens
 from datamodules.tokenizers.text import TextTokenizer
-from lit_models.causal_lm.pretrained import check_recipe, most_positions
+from lit_models.causal_lm.pretrained import Recipe, check_recipe, most_positions
 from lit_models.consistency_lens import controls
 from lit_models.consistency_lens.lens import (
     AT_ONCE,
@@ -61,8 +61,6 @@ from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluat
 from lit_models.training.optim import configured, parameter_groups
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.sharding import local_parts, total_norm
-
-Recipe = dict[str, Any]  # plain values that a checkpoint keeps besides the weights
 
 
 class LitConsistencyLens(ExactModule):
