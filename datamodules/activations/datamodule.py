@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.activations import interchange
 from datamodules.activations.documents import (
     NONE,
     DocumentFacts,
@@ -21,7 +22,6 @@ from datamodules.activations.documents import (
     check_activations,
     check_parts,
 )
-from datamodules.activations.interchange import write_explained
 from datamodules.activations.store import (
     ActivationStatistics,
     ActivationStore,
@@ -45,6 +45,7 @@ from datamodules.tokenizers.text import TextTokenizer
 
 AROUND = 8  # tokens of context before and after a token
 NEAREST = 3  # controls in a line of the output
+IN_PARQUET = ("document", "position", "before", "token", "after", "explanation", "error")
 EPOCHS_APART = 1_000_003  # distance of the keys of two seeds; more than there are epochs
 STATISTICS_SAMPLES, STATISTICS_BATCH = 4096, 64  # activations for statistics without a store
 
@@ -368,7 +369,12 @@ class ActivationDataModule(DocumentsDataModule):
 
     def write_predictions(self, results: dict[str, np.ndarray], path: Path) -> None:
         """Write one line or row per activation, atomically, from the `results` of the module's
-        `predict_step`."""
+        `predict_step`; a parquet file also has the activations, read in pieces from the store.
+
+        Raises:
+            FileExistsError: the file exists.
+            ValueError: a parquet file is to have activations that do not come from a store.
+        """
         dataset: Any = self.datasets["predict"]
         controls = self.model.options["controls"]
 
@@ -376,9 +382,26 @@ class ActivationDataModule(DocumentsDataModule):
             values = {name: result[number] for name, result in results.items()}
             return dataset.explanation_line(number, values, controls)
 
-        if path.suffix.lower() == ".parquet":
-            write_explained(path, self.store, dataset.activations, line)
+        if path.suffix.lower() != ".parquet":
+            with new_file(path, way_out=OTHER_OUTPUT) as file:
+                for number in range(len(results["error"])):
+                    file.write(json.dumps(line(number), ensure_ascii=False) + "\n")
             return
-        with new_file(path, way_out=OTHER_OUTPUT) as file:
-            for number in range(len(results["error"])):
-                file.write(json.dumps(line(number), ensure_ascii=False) + "\n")
+        if not self.stores:
+            raise ValueError(
+                f"{path.name} would hold activations, which are computed in each step here and not "
+                "kept; dump them and name the store with data.activations, or write jsonl."
+            )
+        vectors, store = dataset.activations, self.stores[0]
+
+        def pieces() -> Iterator[dict[str, Any]]:
+            for first in range(0, len(vectors), interchange.ROWS):
+                last = min(first + interchange.ROWS, len(vectors))
+                lines = [line(number) for number in range(first, last)]
+                columns = {name: [one[name] for one in lines] for name in IN_PARQUET}
+                yield {interchange.COLUMN: vectors[first:last], **columns}
+
+        subject = store.subject
+        more = {"subject": subject.digest, "site": subject.site, "store": store.fingerprint}
+        facts = {"d_model": subject.hidden_size, "layer_index": subject.layer, "unisono": more}
+        interchange.write_vectors(path, facts, pieces(), OTHER_OUTPUT)

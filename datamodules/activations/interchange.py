@@ -6,7 +6,7 @@ autoencoders (github.com/kitft/natural_language_autoencoders, nla/schema.py); `u
 Shapes: n rows, D features.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from datamodules.activations.store import ActivationStore
 from datamodules.core.store import write_whole
 from datamodules.files.rows import open_parquet
 from datamodules.files.tables import write_batches
-from datamodules.text.prompts import OTHER_OUTPUT
 
-COPIED = ("document", "position", "before", "token", "after", "explanation", "error")
 COLUMN, KIND = "activation_vector", "nla_dataset"
 SUFFIX = ".nla_meta.yaml"
 ROWS = 2048  # in memory at a time
@@ -118,36 +115,3 @@ class VectorFile:
                     )
                 first += len(rows)
                 yield rows, vectors
-
-
-def write_explained(
-    path: Path,
-    store: Any,
-    activations: np.ndarray | None,
-    line: Callable[[int], dict[str, Any]],
-) -> None:
-    """Write a store's activations [N, D], read in pieces from disk, with the columns `COPIED` of a
-    prediction's `line` for each.
-
-    Raises:
-        FileExistsError: the file exists.
-        ValueError: the activations do not come from a store.
-    """
-    if activations is None or not isinstance(store, ActivationStore):
-        raise ValueError(
-            f"{path.name} would hold activations, which are computed in each step here and not "
-            "kept; dump them and name the store with data.activations, or write jsonl."
-        )
-    vectors = activations
-
-    def pieces() -> Iterator[dict[str, Any]]:
-        for first in range(0, len(vectors), ROWS):
-            last = min(first + ROWS, len(vectors))
-            lines = [line(number) for number in range(first, last)]
-            columns = {name: [one[name] for one in lines] for name in COPIED}
-            yield {COLUMN: vectors[first:last], **columns}
-
-    subject = store.subject
-    more = {"subject": subject.digest, "site": subject.site, "store": store.fingerprint}
-    facts = {"d_model": subject.hidden_size, "layer_index": subject.layer, "unisono": more}
-    write_vectors(path, facts, pieces(), OTHER_OUTPUT)
