@@ -131,24 +131,17 @@ class PretrainedCache:
     """Encoded sources, and the cache of transformers' decoder.
 
     Args:
-        decoder: of the model, in eval mode; its layers are called, so adapters apply.
         memory: [B, S, D], of the encoder.
         mask: [B, S] bool.
         hypotheses: O.
     """
 
-    def __init__(self, decoder: Any, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
+    def __init__(self, memory: Tensor, mask: Tensor, hypotheses: int) -> None:
         from transformers import DynamicCache, EncoderDecoderCache
 
         sources = (memory, mask.long())
         self.memory, self.mask = (x.repeat_interleave(hypotheses, 0) for x in sources)
-        self.decoder, self.past = decoder, EncoderDecoderCache(DynamicCache(), DynamicCache())
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the hidden states [R, D] of the next tokens [R]; appends to the cache."""
-        options = {"encoder_hidden_states": self.memory, "encoder_attention_mask": self.mask}
-        done = self.decoder(tokens[:, None], use_cache=True, cache=self.past, **options)
-        return done.last_hidden_state[:, 0]
+        self.past = EncoderDecoderCache(DynamicCache(), DynamicCache())
 
     def reorder(self, rows: Tensor) -> None:
         """Let each hypothesis continue from another of its record [B x O]."""
@@ -201,12 +194,15 @@ class PretrainedSeq2Seq(nn.Module):
 
     def start(self, input_ids: Tensor, attention_mask: Tensor, hypotheses: int) -> PretrainedCache:
         """See `Seq2SeqNetwork.start`."""
-        memory, decoder = self.encode(input_ids, attention_mask), self.model.get_decoder()
-        return PretrainedCache(decoder, memory, attention_mask, hypotheses)
+        memory = self.encode(input_ids, attention_mask)
+        return PretrainedCache(memory, attention_mask, hypotheses)
 
     def step(self, tokens: Tensor, cache: PretrainedCache) -> Tensor:
         """See `Seq2SeqNetwork.step`."""
-        return cache.step(tokens) * self.scale
+        sources = {"encoder_hidden_states": cache.memory, "encoder_attention_mask": cache.mask}
+        decoder = self.model.get_decoder()
+        done = decoder(tokens[:, None], use_cache=True, cache=cache.past, **sources)
+        return done.last_hidden_state[:, 0] * self.scale
 
 
 Network = Seq2SeqNetwork | PretrainedSeq2Seq
