@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from datamodules import InstructionDataModule, TextDataModule
+from datamodules import TextDataModule
 from datamodules.tokenizers.text import TEMPLATES, byte_tokenizer
 from lit_models.causal_lm import adapters
 from lit_models.causal_lm.module import LitCausalLM
@@ -230,10 +230,8 @@ def test_dropout_of_adapters_does_not_depend_on_micro_batches(tmp_path):
     assert losses(tmp_path / "none") != pytest.approx(losses(tmp_path / "8"), rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", [TextDataModule, InstructionDataModule])
-def test_exact_dropout_needs_rows_that_are_samples(tmp_path, kind):
-    rows = [{"text": f"t{i}", "prompt": f"p{i}", "completion": f"c{i}"} for i in range(12)]
-    path = rows_file(tmp_path / "mine.jsonl", rows)
+def test_exact_dropout_needs_rows_that_are_samples(tmp_path):
+    path = rows_file(tmp_path / "mine.jsonl", [{"text": f"t{i}"} for i in range(12)])
 
     def fit(layout: str, dropout: float) -> None:
         network = DecoderConfig(**SMALL, dropout=dropout)
@@ -242,7 +240,7 @@ def test_exact_dropout_needs_rows_that_are_samples(tmp_path, kind):
         limits = {"max_steps": 1, "limit_val_batches": 0}
         callbacks = [*default_callbacks(), ExactDropout()]
         trainer = toy_trainer(tmp_path / f"{layout}-{dropout}", callbacks=callbacks, **limits)
-        trainer.fit(module, kind(path, layout=layout, **sizes))
+        trainer.fit(module, TextDataModule(path, layout=layout, **sizes))
 
     with pytest.raises(ValueError, match="exact_dropout needs data.layout packed or blocks"):
         fit("documents", 0.1)

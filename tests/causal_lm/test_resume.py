@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from datamodules.files.splitting import TextSplit
-from datamodules.text.instructions import InstructionDataModule
 from datamodules.text.texts import TextDataModule
-from datamodules.tokenizers.text import TokenizerOptions, byte_tokenizer
+from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm import module as module_file
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
@@ -23,7 +22,6 @@ from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm import tiny
 from tests.causal_lm.folders import saved_with_bytes
 from tests.causal_lm.tiny import DATA_OPTIONS, LORA, MODEL_OPTIONS, SGD, SHAPE_OPTIONS, model, run
-from tests.text_corpora import saved_tokenizer
 from tests.toy import toy_trainer
 
 CHANGES = [
@@ -258,37 +256,3 @@ def test_a_checkpoint_outlives_the_folder_that_it_began_with(tmp_path, has_own_v
         run(tmp_path / "other", tuned(), steps=2, ckpt_path=half)
     with pytest.raises(FileNotFoundError, match="base"):
         run(tmp_path / "new", tuned())
-
-
-@pytest.mark.slow
-def test_instructions_outlive_the_folder_of_their_tokenizer(tmp_path):
-    saved_tokenizer(byte_tokenizer(), tmp_path / "base")
-    rows = [{"prompt": f"{n} + {n} =", "completion": str(2 * n)} for n in range(40)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    options = TokenizerOptions(kind="folder", path=str(tmp_path / "base"))
-
-    def fit(steps: int, ckpt_path: str | None = None) -> None:
-        data = InstructionDataModule(
-            str(tmp_path / "a.jsonl"), tokenizer=options, context_length=16, global_batch_size=4
-        )
-        limits = {"callbacks": [Ledger()], "enable_checkpointing": False}
-        trainer = toy_trainer(tmp_path, max_steps=steps, **limits)
-        trainer.ckpt_path = ckpt_path
-        trainer.fit(model(), data, weights_only=True)
-        trainer.save_checkpoint(tmp_path / "a.ckpt")
-        trainer.ckpt_path = str(tmp_path / "a.ckpt")
-        trainer.validate(model(), data, weights_only=True)
-
-    fit(1)
-    shutil.rmtree(tmp_path / "base")
-    fit(2, str(tmp_path / "a.ckpt"))
-    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 2
-    # Training files are not needed either if validation has its own.
-    held = {"train_files": str(tmp_path / "b.jsonl"), "validation_files": str(tmp_path / "a.jsonl")}
-    data = InstructionDataModule(**held, context_length=16)
-    trainer = toy_trainer(tmp_path)
-    trainer.ckpt_path = str(tmp_path / "a.ckpt")
-    trainer.validate(model(), data, weights_only=True)
-    assert len(data.datasets["validation"].lengths) > 0
-    with pytest.raises(FileNotFoundError, match=r"data.train_files: .*b.jsonl"):
-        toy_trainer(tmp_path).validate(model(), InstructionDataModule(**held, context_length=16))

@@ -57,17 +57,6 @@ def scored(folder: Path, texts: list[str], **options: Any) -> Any:
     )
 
 
-def pages(folder: Path, texts: list[str], **options: Any) -> Any:
-    rows = [{"text": text, "title": f"title {n}"} for n, text in enumerate(texts)]
-    path = rows_file(folder / "p.jsonl", rows)
-    return datamodules.PagesDataModule(train_files=path, tokenizer=BYTES, **options)
-
-
-def instructions(folder: Path, texts: list[str], **options: Any) -> Any:
-    path = rows_file(folder / "i.jsonl", [{"prompt": text, "completion": "yes"} for text in texts])
-    return datamodules.InstructionDataModule(path, tokenizer=BYTES, context_length=512, **options)
-
-
 def lens(folder: Path, texts: list[str], **options: Any) -> Any:
     path = rows_file(folder / "l.jsonl", [{"text": text} for text in texts])
     rule = PositionRule(min_position=2, per_document=1)

@@ -31,8 +31,6 @@ def texts() -> list[str]:
 SORTED, PACKED = 0.10, 0.02
 FAMILIES: dict[str, tuple[Callable[..., Any], float]] = {
     "text": (of.text, PACKED),
-    "pages": (of.pages, PACKED),
-    "instructions": (of.instructions, PACKED),
     "occupation": (of.occupation, SORTED),
     "retrieval": (of.retrieval, SORTED),
     "scored": (of.scored, SORTED),

@@ -229,14 +229,6 @@ def test_a_completion_keeps_the_space_before_its_first_word(kind):
     assert Stops(tokenizer, ["n"]).position_in([WORD, TAIL]) == 3  # of " hen"
 
 
-@pytest.mark.parametrize(
-    "tokenizer", [tokenizers.byte_tokenizer(), tokenizers.character_tokenizer(iter(["日本 \n"]))]
-)
-def test_texts_that_are_spelled_exactly_continue_as_they_begin(tokenizer):
-    for text in ("", "日", " 日本\n"):
-        assert tokenizer.decode_continuation(tokenizer.encode(text)) == text
-
-
 def test_a_space_before_the_first_byte_pair_is_left_out_too():
     backend = Tokenizer(models.BPE({"Ġ": 0, "a": 1}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
