@@ -121,8 +121,6 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, monkeypatch, capfd)
         ("--data.a.b=1 --data.a.c x", {"a": {"b": 1, "c": "x"}}),
         ("--data.a=null --data.a.b=1", {"a": {"b": 1}}),
         ("--data.a.b=1 --data.a=null", {"a": None}),
-        ("--data.a.b=null --data.a.b.c=1", {"a": {"b": {"c": 1}}}),
-        ("--data.a=null --data.a=x", {"a": "x"}),
         ('--data.a={"b":1} --data.a.c=2', {"a": {"b": 1, "c": 2}}),
         ('--data.a=1 --data={"b-c":2} --data.d-e=3', {"b-c": 2, "d-e": 3}),
     ],

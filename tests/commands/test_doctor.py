@@ -109,17 +109,6 @@ def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
     assert found["group"]["what"].startswith("2 ranks by gloo")
 
 
-@pytest.mark.slow
-def test_a_rank_that_does_not_find_rank_0_says_so_itself(tmp_path):
-    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    environ["MASTER_PORT"] = str(free_port())
-    command = ("--collectives", "--timeout_s=1", f"--folder={tmp_path}")
-    found = {f["check"]: f for f in findings(in_world(1, doctor, environ, *command, status=1))}
-    assert "rank 1 of 2 on" in found["group"]["what"]
-    assert "found no group at 127.0.0.1" in found["group"]["what"]
-    assert "firewall" in found["group"]["todo"]
-
-
 def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback(capsys, monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -148,6 +137,7 @@ def test_a_missing_rank_is_an_error_of_all_others(tmp_path):
         found = {f["check"]: f["what"] for f in findings(text)}
         assert f"rank {rank} of 3 on" in found["group"]
         assert reason in found["group"]
+        assert "firewall" in text
 
 
 NEW_MOUNTS = 0x20000  # CLONE_NEWNS of unshare(2)

@@ -134,7 +134,6 @@ def test_a_wrong_name_of_an_engine_is_told_before_what_another_needs(unisono) ->
         ("skypilot", "--storage=s3://a:/b --nodes=2", "they would disagree on the newest chec"),
         ("ray", "--config=consistency_lens/demo.yaml", "the stages of a chain wait for each other"),
         ("ray", "--trainer.default_root_dir=runs/a", "--trainer.default_root_dir=runs/a: a job"),
-        ("torchrun", "--tasks-per-node=16", "data.global_batch_size=8 is smaller than devices x"),
     ],
 )
 def test_what_a_target_cannot_do_is_refused(submit, target, options, message) -> None:
