@@ -215,20 +215,14 @@ def new_file(
     Raises:
         FileExistsError: the name is taken.
     """
-
-    def check() -> None:
-        if way_out is not None and path.exists():
-            raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
-
-    check()
+    if (is_new := way_out is not None) and path.exists():
+        raise FileExistsError(f"{path} exists and is not overwritten; move it, {way_out}.")
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    with replacing(path) as unfinished:
-        with naming(path), ExitStack() as stack:
-            file: Any = stack.enter_context(open(unfinished, "wb"))
-            if path.suffix.lower() == ".gz":  # no name, no time: equal content, equal bytes
-                file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
-            yield stack.enter_context(io.TextIOWrapper(file, **text)) if text else file
-        check()
+    with replacing(path, is_new=is_new) as unfinished, naming(path), ExitStack() as stack:
+        file: Any = stack.enter_context(open(unfinished, "wb"))
+        if path.suffix.lower() == ".gz":  # no name, no time: equal content, equal bytes
+            file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+        yield stack.enter_context(io.TextIOWrapper(file, **text)) if text else file
 
 
 @contextmanager
