@@ -468,11 +468,11 @@ def parameters(signature: str) -> tuple[int, bool]:
     """Return the number of parameters without `self` and `cls`, and whether one has a default."""
     function = ast.parse(f"def f{signature[signature.index('(') :]}: pass").body[0]
     assert isinstance(function, ast.FunctionDef)
-    given = function.args
-    names = [argument.arg for argument in (*given.posonlyargs, *given.args)]
-    several = [*given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    arguments = function.args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    several = [*arguments.kwonlyargs, *filter(None, (arguments.vararg, arguments.kwarg))]
     own = names[1:] if names[:1] in (["self"], ["cls"]) else names
-    has_default = bool(given.defaults) or any(d is not None for d in given.kw_defaults)
+    has_default = bool(arguments.defaults) or any(d is not None for d in arguments.kw_defaults)
     return len(own) + len(several), has_default
 
 

@@ -273,8 +273,8 @@ def derive_batching(
     Raises:
         ValueError: a size below 1, or values that contradict each other.
     """
-    given = None if micro_batch_size == "auto" else micro_batch_size
-    check_range("data", 1, global_batch_size=global_batch_size, micro_batch_size=given)
+    fixed_size = None if micro_batch_size == "auto" else micro_batch_size
+    check_range("data", 1, global_batch_size=global_batch_size, micro_batch_size=fixed_size)
     check_range("trainer", 1, accumulate_grad_batches=accumulate_grad_batches)
     accumulation = accumulate_grad_batches
     if accumulation == 1 and micro_batch_size != "auto":

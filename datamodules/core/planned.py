@@ -229,9 +229,9 @@ class PlannedLoader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         batches, number = iter(self.loader), 1 if self.loader.num_workers else PREFETCHED
         while True:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             ready = list(islice(batches, number))
-            self.wait_s += time.perf_counter() - begun
+            self.wait_s += time.perf_counter() - start
             if not ready:
                 return
             yield from ready
@@ -318,9 +318,9 @@ class PlannedDataModule(LightningDataModule):
     def predict_paths(self) -> list[Path]:
         """Files to predict; ValueError where none is named."""
         option, suffixes = self.predict_option, self.predict_suffixes
-        if not (found := expand_files(self.predict_files, option, suffixes)):
+        if not (files := expand_files(self.predict_files, option, suffixes)):
             raise ValueError(f"predict needs files: name them with --{option}=mine{suffixes[0]}.")
-        return found
+        return files
 
     @property
     def default_output(self) -> str:
@@ -330,8 +330,8 @@ class PlannedDataModule(LightningDataModule):
     @property
     def predict_output_path(self) -> Path:
         """Path of a prediction; ValueError where no such file can be written."""
-        given = self.predict_output
-        path = self.run_folder / self.default_output if given is None else Path(given).expanduser()
+        name = self.predict_output
+        path = self.run_folder / self.default_output if name is None else Path(name).expanduser()
         if not path.name.lower().endswith(self.output_suffixes):
             suffixes = " or ".join(self.output_suffixes)
             raise ValueError(f'{path} ends in "{path.suffix}"; name a file in {suffixes}.')
@@ -440,9 +440,9 @@ class PlannedDataModule(LightningDataModule):
         """Whether a rehearsal is to find the micro-batch size of training."""
         return self.micro_batch_size == "auto" and self.given_accumulation == 1
 
-    def take_micro_batch(self, found: Rehearsed) -> None:
+    def take_micro_batch(self, rehearsed: Rehearsed) -> None:
         """Use this micro-batch size from now on; called before the loaders are made."""
-        self.rehearsed = found
+        self.rehearsed = rehearsed
         self.trainer.accumulate_grad_batches = self.batching.accumulate_grad_batches
         self._convert_limits()
 
@@ -523,8 +523,8 @@ class PlannedDataModule(LightningDataModule):
     @property
     def seed(self) -> int:
         """Key of the order and of all augmentation."""
-        given = self.plan_options.seed
-        return int(os.environ.get(SEED, 0)) if given is None else given
+        seed = self.plan_options.seed
+        return int(os.environ.get(SEED, 0)) if seed is None else seed
 
     @property
     def steps_per_epoch(self) -> int:

@@ -165,8 +165,8 @@ def read_json_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[JsonRow]
     if kind_of(path) in PARQUET_SUFFIXES:
         with open_parquet(path) as table:
             has_them = bool(columns) and set(columns) <= set(table.schema_arrow.names)
-            wanted = list(columns) if has_them else None
-            batches = table.iter_batches(ROWS_PER_BATCH, columns=wanted)
+            names = list(columns) if has_them else None
+            batches = table.iter_batches(ROWS_PER_BATCH, columns=names)
             rows = (values for batch in batches for values in batch.to_pylist())
             for row, values in enumerate(rows, start=1):
                 yield JsonRow(path, row, values)

@@ -129,7 +129,7 @@ def expand_files(files: Any, option: str, suffixes: Sequence[str] = SUFFIXES) ->
         FileNotFoundError: a path does not exist or a pattern matches nothing.
         ValueError: a path is a folder, or a file is named twice.
     """
-    found: list[Path] = []
+    all_paths: list[Path] = []
     for entry in paths(files):
         path = Path(entry).expanduser()
         is_pattern = not path.exists() and glob.has_magic(entry)
@@ -139,13 +139,13 @@ def expand_files(files: Any, option: str, suffixes: Sequence[str] = SUFFIXES) ->
                 f'{option}: no file matches "{entry}", seen from {Path.cwd()}; check the folder '
                 "and the suffix."
             )
-        found += matches
-    times = Counter(path.absolute() for path in found)
-    for path in found:
+        all_paths += matches
+    times = Counter(path.absolute() for path in all_paths)
+    for path in all_paths:
         check_file(path, option, suffixes)
         if times[path.absolute()] > 1:
             raise ValueError(f"{option} names {path} twice; its rows would count double.")
-    return found
+    return all_paths
 
 
 def check_file(path: Path, option: str = "the table", suffixes: Sequence[str] = SUFFIXES) -> None:
@@ -184,9 +184,9 @@ class Table:
         self.path, self.options = path, options
         self.names, self.dialect = _opened(path, options, facts)
 
-    def check(self, wanted: Sequence[str], option: str = "columns") -> None:
+    def check(self, columns: Sequence[str], option: str = "columns") -> None:
         """Raise ValueError unless the table has all these columns; suggest similar names."""
-        for name in wanted:
+        for name in columns:
             if name in self.names:
                 continue
             lower = {column.lower(): column for column in self.names}
@@ -272,9 +272,9 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
         newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
         dialect = Dialect(separator, encoding, newline)
         mark = "tab" if separator == "\t" else f'"{separator}"'
-        found = [f"separator {mark}"] * (options.separator is None and separator != plain)
-        found += [f"encoding {encoding}"] * (options.encoding is None and encoding[:5] != "utf-8")
-        _say(path, ", ".join(found))
+        traits = [f"separator {mark}"] * (options.separator is None and separator != plain)
+        traits += [f"encoding {encoding}"] * (options.encoding is None and encoding[:5] != "utf-8")
+        _say(path, ", ".join(traits))
     if not names:
         raise ValueError(f"{path} is empty; it needs a header and rows.")
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -286,11 +286,11 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
     return names, dialect
 
 
-def _say(path: Path, found: str) -> None:
-    if found:
+def _say(path: Path, traits: str) -> None:
+    if traits:
         from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-        rank_zero_info(f"{path.name} is read with {found}; data.table, if any, can name another")
+        rank_zero_info(f"{path.name} is read with {traits}; data.table, if any, can name another")
 
 
 def _encoding_of(path: Path) -> str:
@@ -480,13 +480,13 @@ def cell_text(value: Any) -> str:
     return "" if value is None else str(value).removesuffix(" 00:00:00")
 
 
-def _parquet_rows(path: Path, wanted: list[str]) -> Iterator[RawRow]:
+def _parquet_rows(path: Path, columns: list[str]) -> Iterator[RawRow]:
     """Yield a header row with these columns, then all rows."""
-    yield RawRow(0, wanted, "", "")
+    yield RawRow(0, columns, "", "")
     number = 0
     with open_parquet(path) as table:
-        for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=wanted):
-            texts = [as_text(batch.column(n), f'{path}, column "{n}"') for n in wanted]
+        for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
+            texts = [as_text(batch.column(n), f'{path}, column "{n}"') for n in columns]
             for values in zip(*(column.to_pylist() for column in texts), strict=True):
                 number += 1
                 yield RawRow(number, list(values), "", "")
@@ -635,8 +635,8 @@ def write_beside(
 
     def batches() -> Iterator[pa.RecordBatch]:
         position, names = 0, list[str]()
-        found = chain.from_iterable(table.rows(None, lambda bad: None) for table in tables)
-        while some := [row for _, row in islice(found, ROWS_PER_BATCH)]:
+        all_rows = chain.from_iterable(table.rows(None, lambda bad: None) for table in tables)
+        while some := [row for _, row in islice(all_rows, ROWS_PER_BATCH)]:
             rows = slice(position, position + len(some))
             position = rows.stop
             if position <= num_rows:
@@ -689,8 +689,8 @@ def output_like(files: Sequence[Path], mark: str, suffixes: Sequence[str]) -> st
     these suffixes if the input's is not among them."""
     name, kind = files[0].name, kind_of(files[0])
     end = name.lower().rindex(kind)
-    found = [suffix for suffix in (name[end:].lower(), kind) if suffix in suffixes]
-    return f"{name[:end]}.{mark}{[*found, *suffixes][0]}"
+    alike = [suffix for suffix in (name[end:].lower(), kind) if suffix in suffixes]
+    return f"{name[:end]}.{mark}{[*alike, *suffixes][0]}"
 
 
 def free_names(names: list[str], taken: list[str]) -> list[str]:

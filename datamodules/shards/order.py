@@ -61,13 +61,13 @@ def planned_epoch(request: PlanRequest, lengths: Any, epoch: int) -> Plan:
 
 def of_sources(request: PlanRequest, lengths: Any, ids: np.ndarray) -> dict[str, list[int]]:
     """Return source name -> [samples, positions] of samples [n], for sources with a name."""
-    found, end, rows = dict[str, list[int]](), 0, ids % num_rows(request)
+    counts, end, rows = dict[str, list[int]](), 0, ids % num_rows(request)
     for name, _, of_shards in getattr(request, "sources", ()):
         start, end = end, end + sum(of_shards)
         if name:
             own = rows[(start <= rows) & (rows < end)]
-            found[name] = [len(own), int(lengths[own].astype(np.int64).sum())]
-    return found
+            counts[name] = [len(own), int(lengths[own].astype(np.int64).sum())]
+    return counts
 
 
 def add_sources(totals: dict[str, list[int]], counts: dict[str, list[int]]) -> None:
@@ -139,13 +139,13 @@ class WindowedOrder:
     def _rows(self, number: int, rows: Sequence[int], places: np.ndarray, start: int) -> np.ndarray:
         """Return the rows [n] at these places, counted over all passes of a source, plus the number
         of all rows for each pass begun after place `start`, the first of the epoch."""
-        size, found = sum(rows), np.empty_like(places)
+        size, ids = sum(rows), np.empty_like(places)
         for one in np.unique(places // size).tolist():
             is_in, again = places // size == one, one - start // size
             (key,) = keys_for(self.request.seed, one, np.array([number])).tolist()
             own = rows_of_pass(places[is_in] - one * size, rows, key, self.request.shuffle_shards)
-            found[is_in] = own + again * len(self.lengths)
-        return found
+            ids[is_in] = own + again * len(self.lengths)
+        return ids
 
 
 def rows_of_pass(places: np.ndarray, rows: Sequence[int], key: int, together: int) -> np.ndarray:
@@ -212,9 +212,9 @@ def write_lengths(path: Path, lengths: Any) -> None:
 
 def longest_rows(lengths: Any, count: int) -> np.ndarray:
     """Return the ids of the `count` longest rows, ties by id."""
-    found, start, least = np.empty(0, np.int64), 0, -1
+    longest, start, least = np.empty(0, np.int64), 0, -1
     for some in stretches(lengths):
-        ids = np.append(found, start + np.flatnonzero(some > least))
-        found = ids[np.argsort(-lengths[ids].astype(np.int64), kind="stable")[:count]]
-        start, least = start + len(some), lengths[found[-1]] if len(found) == count else -1
-    return found
+        ids = np.append(longest, start + np.flatnonzero(some > least))
+        longest = ids[np.argsort(-lengths[ids].astype(np.int64), kind="stable")[:count]]
+        start, least = start + len(some), lengths[longest[-1]] if len(longest) == count else -1
+    return longest

@@ -35,15 +35,15 @@ def list_urls(url: str, suffixes: tuple[str, ...]) -> dict[str, int]:
     """
     system, path = url_to_fs(url)
     if "*" in path:
-        found = system.glob(path, detail=True)
+        entries = system.glob(path, detail=True)
     elif kind_of(Path(path)) in suffixes:
-        found = {path: system.info(path)}
+        entries = {path: system.info(path)}
     else:
-        found = system.find(path, detail=True)
-    names = [name for name in found if kind_of(Path(name)) in suffixes]
+        entries = system.find(path, detail=True)
+    names = [name for name in entries if kind_of(Path(name)) in suffixes]
     if not names:
         raise FileNotFoundError(f"{url} holds no file that ends in {', '.join(suffixes)}.")
-    sizes = [found[name].get("size") or system.info(name).get("size") or 0 for name in names]
+    sizes = [entries[name].get("size") or system.info(name).get("size") or 0 for name in names]
     return dict(zip(map(system.unstrip_protocol, names), sizes, strict=True))
 
 

@@ -50,7 +50,7 @@ def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
         paths = files_in(folder, (".ds",), option)
         entries = [{"name": path.relative_to(folder).as_posix()} for path in paths]
 
-    def found(entry: dict[str, Any]) -> Shard:
+    def shard_of(entry: dict[str, Any]) -> Shard:
         name, size = entry["name"], entry.get("bytes")
         own: Any = size if is_url(named) else (folder / name).stat().st_size
         if size not in (None, own):
@@ -67,7 +67,7 @@ def find_shards(named: str, option: str, cache_gib: float) -> list[Shard]:
         raise FileNotFoundError(f"{option}: {named}/{MANIFEST} lists no shard; prepare it again.")
     entries.sort(key=lambda entry: PurePosixPath(entry["name"]))
     with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the GIL
-        return list(pool.map(found, entries))
+        return list(pool.map(shard_of, entries))
 
 
 def tokenizer_of(folders: Sequence[str], given: TokenizerOptions | None) -> TextTokenizer:
