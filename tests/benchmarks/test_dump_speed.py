@@ -2,11 +2,9 @@
 
 Two processes are compared with one that is started in the same way: a second dump in the same
 process finds the kernels for its products ready, which saves a fifth of so short a dump.
-python -m tests.benchmarks.test_dump_speed FOLDER TARGET DEVICES prints the seconds of one.
 """
 
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.predictions import PredictionWriter
 from tests.activation_dumps import plain_activations
 from tests.benchmarks.figures import Aim
-from tests.distributed.launch import run
+from tests.distributed.launch import in_world
 from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import toy_trainer
 
@@ -80,12 +78,15 @@ def dump(folder: Path, target: Path, devices: int = 1) -> float:
     return time.perf_counter() - clock.start
 
 
+def dump_here(folder: Path, target: Path, devices: int) -> None:
+    torch.set_num_threads(1)
+    print("seconds", dump(folder, target, devices), flush=True)
+
+
 def dump_in_processes(folder: Path, target: Path, devices: int) -> float:
     """Dump with so many new processes and return the seconds of the slowest."""
-    command = ["-m", "tests.benchmarks.test_dump_speed", str(folder), str(target), str(devices)]
-    done = run(*command, timeout_s=600)
-    assert done.returncode == 0, done.stdout[-2000:]
-    return max(map(float, re.findall(r"^seconds ([\d.]+)$", done.stdout, re.MULTILINE)))
+    printed = in_world(devices, dump_here, folder, target, devices)
+    return max(map(float, re.findall(r"^seconds ([\d.]+)$", printed, re.MULTILINE)))
 
 
 def plain_batches(store: ActivationStore) -> list[Any]:
@@ -94,19 +95,12 @@ def plain_batches(store: ActivationStore) -> list[Any]:
     for part in range(3):
         pieces = Pieces(store, part, LONGEST)
         piece, position = store.array(part, "piece"), store.array(part, "position")
-        starts = np.flatnonzero(np.diff(piece, prepend=-1))
-        drawn = np.split(np.array(position), starts[1:]) if len(starts) else []
-        read = piece[starts].tolist()
-        rows += [(pieces.tokens(n)[:-1], at) for n, at in zip(read, drawn, strict=True)]
-    window = 50 * BATCH
-    order = [
-        number
-        for first in range(0, len(rows), window)
-        for number in sorted(
-            range(first, min(first + window, len(rows))), key=lambda i: len(rows[i][0])
-        )
-    ]
-    return [[rows[i] for i in order[first : first + BATCH]] for first in range(0, len(rows), BATCH)]
+        for number in np.unique(piece):
+            rows.append((pieces.tokens(int(number))[:-1], np.array(position)[piece == number]))
+    order: list[Any] = []
+    for first in range(0, len(rows), 50 * BATCH):
+        order += sorted(rows[first : first + 50 * BATCH], key=lambda row: len(row[0]))
+    return [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
 
 
 def padded(batch: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Any, Any, Any]:
@@ -155,8 +149,3 @@ def test_activations_per_second_beside_a_plain_loop(folder, tmp_path, figures):
     expected = np.sort(np.load(tmp_path / "0.npy").sum(1))
     kept = np.sort(np.concatenate([store.array(part, "activations").sum(1) for part in range(3)]))
     np.testing.assert_allclose(kept, expected, atol=1e-4)  # both computed the same activations
-
-
-if __name__ == "__main__":  # Lightning starts further processes by running a program again
-    torch.set_num_threads(1)
-    print("seconds", dump(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

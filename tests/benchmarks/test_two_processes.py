@@ -4,9 +4,7 @@ pytest -m benchmark tests/benchmarks/test_two_processes.py
 """
 
 import json
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from datamodules.demo import demo_text
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from tests.benchmarks.figures import Aim, Figures
 from tests.benchmarks.language_models import adamw, plain_loop
-from tests.distributed.launch import ROOT, run
+from tests.distributed.launch import in_world, run
 from tests.toy import ledger_lines
 
 STEPS, ROUNDS = 24, 3
@@ -44,32 +42,18 @@ def ours(folder: Path) -> float:
 
 
 def one_loop() -> None:
-    """Train after a start signal, so that both loops share the cores; print samples/s."""
     torch.set_num_threads(1)
     network = Decoder(DecoderConfig(max_positions=WIDTH, **SHAPE))
     text = torch.randint(SHAPE["vocab_size"], (200_000,))
-    print("ready", flush=True)
-    sys.stdin.readline()
     seconds = plain_loop(network, text, ROWS, WIDTH, STEPS, adamw)[WARM_UP:]
-    print(ROWS * len(seconds) / sum(seconds), flush=True)
+    print(f"samples/s {ROWS * len(seconds) / sum(seconds)}", flush=True)
 
 
 def side_by_side() -> float:
-    """Return samples per second of two loops together."""
-    command = [sys.executable, "-m", "tests.benchmarks.test_two_processes"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    loops = [
-        subprocess.Popen(
-            command, cwd=ROOT, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        for _ in range(2)
-    ]
-    for loop in loops:
-        assert loop.stdout.readline() == "ready\n"
-    for loop in loops:
-        loop.stdin.write("start\n")
-        loop.stdin.flush()
-    return sum(float(loop.communicate(timeout=600)[0]) for loop in loops)
+    """Return samples per second of two loops together, whose processes share the cores."""
+    rates = re.findall(r"^samples/s ([\d.]+)$", in_world(2, one_loop), re.MULTILINE)
+    assert len(rates) == 2
+    return sum(map(float, rates))
 
 
 @pytest.mark.benchmark
@@ -83,7 +67,3 @@ def test_two_processes_beside_two_loops(tmp_path: Path, figures: Figures) -> Non
         *("shared", "two ddp processes x one thread", "samples/s", together),
         *("two unconnected plain loops", alone, Aim(0.95, is_least=True)),
     )
-
-
-if __name__ == "__main__":
-    one_loop()
