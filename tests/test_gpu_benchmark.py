@@ -15,16 +15,8 @@ from tests.benchmarks import gpu, gpu_kernels, gpu_rows
 from tests.benchmarks.figures import Aim, Figure
 from tests.benchmarks.gpu import AIMS, CEILINGS, CODER, SHAKESPEARE, Row, figures_of, measure_all
 from tests.benchmarks.gpu_kernels import PRODUCTS
-from tests.benchmarks.gpu_rows import ROUNDS, SIZES, Rounds
+from tests.benchmarks.gpu_rows import ROUNDS, SIZES
 from tests.distributed.launch import run
-
-LINE = {
-    "seconds": 2.0,
-    "padding_share": 0.03,
-    "mfu": 0.5,
-    "split": {"data": 0.01, "evaluation": 0.0, "steps": 1.99},
-}
-
 
 PRINTED = "Traceback\nRuntimeError: the cause\n\nrank 0, step 1. `unisono replay X`\n"
 
@@ -73,23 +65,6 @@ def test_the_row_of_gpt2_trains_what_is_shipped():
     assert (size.config, module["computation"]) == (PRESETS[module["network"]], {"compile": True})
     assert (size.rows, size.length) == (data["micro_batch_size"], data["context_length"])
     assert size.filled_vocabulary == 50_304  # as the peers pad it
-
-
-def test_what_a_row_says_by_hand_once_it_is_warm():
-    rounds = Rounds("tokens/s")
-    for _ in range(40):
-        rounds.note(7)
-    assert rounds.amounts == [70] * 3
-    rounds.amounts, rounds.seconds, rounds.loop_seconds = [20, 24], [0.2, 0.2], [0.1, 0.1]
-    rounds.clocks = ["1755 MHz, 690 W"]
-    found = {(row.what, row.unit): row for row in rounds.figures(lines=[LINE])}
-    assert found["", "tokens/s"].note == "1755 MHz, 690 W; time: steps 99.5 %, data 0.5 %"
-    assert found["", "tokens/s"].ours == pytest.approx([100.0, 120.0])
-    step = found[", a step, all on", "ms"]
-    assert (step.of("ratio"), step.is_met) == (pytest.approx([2.0, 2.0]), False)
-    assert found[", time waited for data", "share"].ours == [0.005]
-    assert found[", positions of padding", "share"].is_met is False
-    assert found["", "MFU"].ours == [0.5]  # as the run itself computes it
 
 
 def test_a_row_stands_beside_its_peers_and_what_the_device_does_at_most():

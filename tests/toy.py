@@ -1,5 +1,6 @@
 """Smallest module and datamodule on the shared code: ragged sequences, two loss terms."""
 
+import copy
 import csv
 import hashlib
 import json
@@ -178,6 +179,22 @@ class CutAt(Callback):
             raise PowerCut
 
     on_train_epoch_end = on_train_batch_start = on_validation_start
+
+
+class AfterSteps(Callback):
+    """Keeps copies of the weights by name at the start and after each step; of the optimizer's
+    moments after each step."""
+
+    def __init__(self) -> None:
+        self.weights: list[dict[str, Tensor]] = []
+        self.moments: list[dict[int, Any]] = [{}]
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self.weights.append({n: p.detach().clone() for n, p in pl_module.named_parameters()})
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        self.on_train_start(trainer, pl_module)
+        self.moments.append(copy.deepcopy(trainer.optimizers[0].state_dict()["state"]))
 
 
 def fit(

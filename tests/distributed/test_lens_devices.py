@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 
 from datamodules import ActivationDumpDataModule
 from datamodules.activations.store import ActivationStore
@@ -22,24 +21,14 @@ from tests.distributed.launch import in_world
 from tests.distributed.lens_family import JOINT_START, LENS_SUBJECT, lens_documents, story_files
 from tests.distributed.test_sharding import last
 from tests.toy import assert_same_samples, ledger_lines, toy_trainer
+from tests.training.test_predictions import Cut, CutAfter
 
 pytestmark = pytest.mark.slow
 Job = dict[str, Any]
 PLACES = {"before": JOINT_START - 1, "at": JOINT_START, "after": JOINT_START + 1}
 
 
-class Interrupted(Callback):
-    """Ends a prediction in the middle, as a kill would: without cleaning up."""
-
-    def __init__(self, at_batch: int) -> None:
-        self.at_batch = at_batch
-
-    def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        if args[3] == self.at_batch:
-            raise RuntimeError("interrupted")
-
-
-def dump(folder: Path, *names: str, until: int = -1) -> None:
+def dump(folder: Path, *names: str, until: int = 10_000) -> None:
     """Write stores into folders of their names, each up to a given batch."""
     for name in names:
         store = folder / name / "store"
@@ -49,7 +38,7 @@ def dump(folder: Path, *names: str, until: int = -1) -> None:
         callbacks = [c for c in default_callbacks() if not isinstance(c, PredictionWriter)]
         writer = PredictionWriter()
         writer.part_batches = 4
-        callbacks += [writer, Interrupted(until)]
+        callbacks += [writer, CutAfter(until)]
         devices = int(os.environ.get("WORLD_SIZE", "1"))
         strategy = ReplicatedStrategy() if devices > 1 else "auto"
         options = {"devices": devices, "strategy": strategy, "callbacks": callbacks}
@@ -76,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     story_files(folder)
     in_world(1, run_jobs, folder, [fit("one"), half("one until", JOINT_START)])
     dump(folder, "dump one")
-    with pytest.raises(RuntimeError, match="interrupted"):
+    with pytest.raises(Cut):
         dump(folder, "cut", until=30)
     assert len(list((folder / "cut").glob(".store.*.parts/part-*.npz"))) == 7  # after four batches
     with pytest.raises(FileNotFoundError, match="holds no schema.json"):

@@ -1,6 +1,5 @@
 """Checkpoints: whole or absent, plain data, in one file or in a folder of all ranks."""
 
-import copy
 import errno
 import functools
 import json
@@ -18,7 +17,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from datamodules.core import store
@@ -37,7 +36,7 @@ from lit_models.training.hyperparameters import plain_values
 from tests.distributed import folder_run
 from tests.distributed.folder_run import FEW, ROWS, TABLE
 from tests.distributed.launch import in_world
-from tests.toy import LitToy, ToyData, toy_trainer
+from tests.toy import AfterSteps, LitToy, ToyData, toy_trainer
 
 
 @pytest.fixture(scope="module")
@@ -172,12 +171,11 @@ def test_the_clock_saves_through_the_ledger(tmp_path):
 
 
 def test_a_save_holds_its_own_step_while_the_next_ones_are_made(tmp_path, monkeypatch):
-    after, ended, write = {}, threading.Event(), torch.save
+    ended, write = threading.Event(), torch.save
 
-    class Steps(Callback):
-        def on_train_batch_end(self, trainer, pl_module, *_):
-            moments = trainer.optimizers[0].state_dict()["state"]
-            after[trainer.global_step] = copy.deepcopy((dict(pl_module.state_dict()), moments))
+    class Steps(AfterSteps):
+        def on_train_batch_end(self, trainer, *given):
+            super().on_train_batch_end(trainer, *given)
             if trainer.global_step == 5:
                 ended.set()
 
@@ -186,14 +184,16 @@ def test_a_save_holds_its_own_step_while_the_next_ones_are_made(tmp_path, monkey
         write(*what)
 
     monkeypatch.setattr(torch, "save", write_late)
-    callbacks = [LastCheckpoint(every_n_steps=3, every_epoch=False), Steps()]
+    callbacks = [LastCheckpoint(every_n_steps=3, every_epoch=False), steps := Steps()]
     options = {"callbacks": callbacks, "enable_checkpointing": False, "max_epochs": 1}
     toy_trainer(tmp_path, **options).fit(LitToy(), ToyData())
     for name, step in (("previous", 3), ("last", 6)):
         found = read_checkpoint(tmp_path / "checkpoints" / f"{name}.ckpt")
         assert found["global_step"] == step
-        state = dict(found["state_dict"]), found["optimizer_states"][0]["state"]
-        torch.testing.assert_close(state, after[step], rtol=0, atol=0)
+        moments = found["optimizer_states"][0]["state"]
+        torch.testing.assert_close(moments, steps.moments[step], rtol=0, atol=0)
+        for weight, value in steps.weights[step].items():
+            assert torch.equal(found["state_dict"][weight], value)
 
 
 @pytest.mark.parametrize("hindrance", ["", "no room", "a logger that reads what is saved"])

@@ -24,7 +24,7 @@ from lit_models.training import FailureReport, LastCheckpoint, Ledger, NonFinite
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.faults import FAILURE, Watch
 from lit_models.training.ledger import json_lines, ledger_of, stop_reason
-from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
+from tests.toy import AfterSteps, LitToy, ToyData, ledger_lines, toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*its update was not applied")
 
@@ -144,42 +144,26 @@ OPTIMIZERS = {name: partial(getattr(torch.optim, name), lr=0.01) for name in PLA
 }
 
 
-class States(Callback):
-    """Keeps weights and optimizer state after each step."""
-
-    def __init__(self):
-        self.after = {}
-
-    def on_train_batch_end(self, trainer, pl_module, *_):
-        weights = {n: p.detach().clone() for n, p in pl_module.named_parameters()}
-        moments = [
-            {k: torch.as_tensor(v).clone() for k, v in state.items() if v is not None}
-            for state in trainer.optimizers[0].state.values()
-        ]
-        self.after[trainer.global_step] = (weights, moments)
-
-
 def fit(folder, optimizer, policy, **options):
-    states, data, module = States(), ToyData(nan_sample=PLANTED), LitToy(optimizer)
+    states, data, module = AfterSteps(), ToyData(nan_sample=PLANTED), LitToy(optimizer)
     callbacks = [NonFinite(policy), LastCheckpoint(every_n_steps=1, every_epoch=False), states]
     options = {"max_epochs": 1, "limit_val_batches": 0, "callbacks": callbacks, **options}
     toy_trainer(folder, **options).fit(module, data)
     plan = data.plan("train", 0)  # steps count from 1
-    return states.after, 1 + next(s for s in range(plan.num_steps) if PLANTED in plan.step_ids(s))
+    return states, 1 + next(s for s in range(plan.num_steps) if PLANTED in plan.step_ids(s))
 
 
 @pytest.mark.parametrize(("name", "clip"), [(n, None) for n in OPTIMIZERS] + [("AdamW", 1.0)])
 def test_a_skipped_step_changes_neither_weights_nor_moments(tmp_path, name, clip):
-    after, step = fit(tmp_path, OPTIMIZERS[name], "skip", gradient_clip_val=clip)
-    assert 1 < step < max(after)
-    (weights, moments), (new_weights, new_moments) = after[step - 1], after[step]
-    for parameter, value in weights.items():
-        assert torch.equal(new_weights[parameter], value)
-        assert torch.isfinite(after[max(after)][0][parameter]).all()
-        assert not torch.equal(after[step + 1][0][parameter], value)
-    for old, new in zip(moments, new_moments, strict=True):
-        assert old.keys() == new.keys()
-        assert all(torch.equal(new[key], old[key]) for key in old)
+    states, step = fit(tmp_path, OPTIMIZERS[name], "skip", gradient_clip_val=clip)
+    assert 1 < step < len(states.weights) - 1
+    for parameter, value in states.weights[step - 1].items():
+        assert torch.equal(states.weights[step][parameter], value)
+        assert torch.isfinite(states.weights[-1][parameter]).all()
+        assert not torch.equal(states.weights[step + 1][parameter], value)
+    old, new = states.moments[step - 1 : step + 1]
+    assert old
+    torch.testing.assert_close(new, old, rtol=0, atol=0)
     lines = json_lines(tmp_path / "ledger.jsonl")
     (event,) = [line for line in lines if line.get("event") == "not_applied"]
     assert (event["step"], PLANTED in event["sample_ids"]) == (step, True)

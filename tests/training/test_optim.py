@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, cli
+from lightning.pytorch import cli
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
@@ -14,7 +14,7 @@ from lit_models.blocks import layer_rates
 from lit_models.commands.verify import verify_run
 from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks, optim
 from lit_models.training.checkpoints import newest_checkpoint, read_checkpoint
-from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
+from tests.toy import AfterSteps, LitToy, ToyData, ledger_lines, toy_trainer
 
 
 def rates(steps, total, **options):
@@ -182,23 +182,15 @@ def test_wrong_values_are_refused(make, message):
         make()
 
 
-class Weights(Callback):
-    """Keeps the first weights, the weights after each step, and those used in validation."""
-
-    def __init__(self):
-        self.after, self.validated = [], []
-
-    def on_train_batch_end(self, trainer, pl_module, *_):
-        self.after.append({n: p.detach().clone() for n, p in pl_module.named_parameters()})
-
-    on_train_start = on_train_batch_end
+class Validated(AfterSteps):
+    """Keeps the weights used in validation too."""
 
     def on_validation_batch_start(self, trainer, pl_module, *_):
-        self.validated.append({n: p.detach().clone() for n, p in pl_module.named_parameters()})
+        self.validated = {n: p.detach().clone() for n, p in pl_module.named_parameters()}
 
 
 def fit_averaged(folder, decay=0.8, **options):
-    seen = Weights()
+    seen = Validated()
     callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
     callbacks += [LastCheckpoint(every_n_steps=5), AveragedWeights(decay), seen]
     resume = options.pop("ckpt_path", None)
@@ -224,10 +216,10 @@ def test_checkpoints_hold_the_average_which_validation_and_a_test_see(tmp_path):
     calls = {"datamodule": ToyData(), "weights_only": True, "verbose": False}
     fresh.test(module, ckpt_path=path, **calls)
     for name, value in content[optim.AVERAGED].items():
-        expected = average([w[name] for w in seen.after], 0.8)
+        expected = average([w[name] for w in seen.weights], 0.8)
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(seen.validated[-1][name], expected, rtol=1e-12, atol=1e-14)
-        assert torch.equal(content["state_dict"][name], seen.after[-1][name])
+        torch.testing.assert_close(seen.validated[name], expected, rtol=1e-12, atol=1e-14)
+        assert torch.equal(content["state_dict"][name], seen.weights[-1][name])
         assert torch.equal(module.get_parameter(name), value)
     # The run's own trainer uses them too, and so does a checkpoint of weights only.
     light, before = path.with_name("light.ckpt"), path.with_name("previous.ckpt")
@@ -243,7 +235,7 @@ def test_checkpoints_hold_the_average_which_validation_and_a_test_see(tmp_path):
     toy_trainer(tmp_path / "new", callbacks=again, max_steps=1).fit(LitToy(), ToyData())
     anew = read_checkpoint(tmp_path / "new" / "checkpoints" / "last.ckpt")[optim.AVERAGED]
     for name, value in anew.items():  # not with those of the checkpoint that it evaluated
-        torch.testing.assert_close(value, average([w[name] for w in seen.after[:2]], 0.8))
+        torch.testing.assert_close(value, average([w[name] for w in seen.weights[:2]], 0.8))
 
 
 def test_a_resumed_average_is_that_of_the_whole_run(tmp_path):

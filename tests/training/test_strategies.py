@@ -58,25 +58,10 @@ def test_the_names_of_ddp_mean_these_options(name, start_method, finds):
     assert [replicated(other) for other in ("fsdp", "auto", "ddp_find", None)] == [None] * 4
 
 
-BY_HAND = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "added"),
-    [
-        (BY_HAND, {"NODE_RANK": "1", "LOCAL_RANK": "1"}),
-        ({"RANK": "3", "LOCAL_RANK": "0"}, {}),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, {}),
-    ],
-    ids=["by hand", "launched", "alone"],
-)
-def test_a_rank_started_by_hand_gets_the_rest_of_its_place(environ, added):
-    environ = dict(environ)
-    expected = {**environ, **added}
-    complete_rendezvous(environ, num_nodes=2)
-    assert environ == expected
+def test_a_place_outside_its_world_is_refused():
+    place = {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     with pytest.raises(ValueError, match=r"each of 1 node\(s\); got RANK=4 WORLD_SIZE=4"):
-        complete_rendezvous({**BY_HAND, "RANK": "4"}, num_nodes=1)
+        complete_rendezvous(place, num_nodes=1)
 
 
 def test_the_status_of_a_plain_trainer_is_one_dictionary(tmp_path, monkeypatch):
