@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import re
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 
 from lit_models.training import (
     FailureReport,
@@ -33,7 +35,7 @@ from lit_models.training.run import (
     locked,
     release,
 )
-from tests.toy import LitToy, ToyData, csv_rows
+from tests.toy import LitToy, ToyData, csv_rows, toy_trainer
 
 
 def make_run(folder: Path, checkpoint: str = "") -> Path:
@@ -273,60 +275,36 @@ def test_a_script_that_fails_says_where_and_gives_its_folder_free(tmp_path: Path
         script_run(tmp_path / "out")
 
 
-def trainer(**values: Any) -> Any:
-    current, batching = SimpleNamespace(started=1), SimpleNamespace(global_batch_size=64)
-    known = {
-        "global_step": 40,
-        "fit_loop": SimpleNamespace(epoch_progress=SimpleNamespace(current=current)),
-        "max_epochs": 3,
-        "max_steps": -1,
-        "callback_metrics": {"train/loss": 2.3125},
-        "callbacks": [],
-        "datamodule": SimpleNamespace(batching=batching, steps_per_epoch=100),
-    }
-    return SimpleNamespace(**{**known, **values})
+def progress(folder: Path, monkeypatch: pytest.MonkeyPatch, line: ProgressLine) -> None:
+    """Train three epochs of seven steps, each of which takes a second by the line's clock."""
+    now = [100.0]
+    clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: now[0]})
+    monkeypatch.setattr(run, "time", clock)
+
+    class TakesASecond(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            now[0] += 1
+
+    callbacks = [TakesASecond(), Ledger(), line]
+    options = {"callbacks": callbacks, "enable_progress_bar": True, "max_epochs": 3}
+    toy_trainer(folder, **options, limit_val_batches=0).fit(LitToy(), ToyData())
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    now = SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(run.time, "monotonic", lambda: now.seconds)
-    return now
-
-
-def progress(clock: SimpleNamespace, line: ProgressLine, steps: range, seconds: int = 1) -> None:
-    line.on_train_start(trainer(global_step=steps.start), None)
-    for step in steps:
-        clock.seconds += seconds
-        line.on_train_batch_end(trainer(global_step=step + 1), None, None, None, 0)
-    line.on_train_end(trainer(global_step=steps.stop), None)
-
-
-def test_the_line_has_loss_rows_per_second_and_time_left(clock: SimpleNamespace, capsys) -> None:
-    line = ProgressLine()
-    line.interval_s = 11
-    progress(clock, line, range(20, 40, 20), seconds=10)
-    # 20 steps of 64 rows in 10 s; 300 steps in all, 260 are left at 2 a second
-    shown = "epoch 1/3  step 40/300  loss 2.312  128 rows/s  0:02:10 left\n"
-    assert capsys.readouterr().out == shown
-    line, endless = ProgressLine(), {"max_epochs": -1}  # a run without end
-    line.on_train_start(trainer(**endless), None)
-    line.on_train_end(trainer(**endless), None)
-    assert capsys.readouterr().out == "epoch 1  step 40  loss 2.312\n"
-
-
-def test_a_log_gets_a_line_per_interval_and_a_terminal_one(clock, capsys, monkeypatch) -> None:
-    progress(clock, ProgressLine(), range(30))
-    lines = capsys.readouterr().out.splitlines()
-    assert [text.split("step ")[1].split("/")[0] for text in lines] == ["10", "20", "30", "30"]
-    line = ProgressLine()  # on a rank that does not print
-    line.disable()
-    progress(clock, line, range(1), seconds=100)
+def test_a_log_gets_a_line_per_interval_and_a_terminal_one(tmp_path, capsys, monkeypatch) -> None:
+    progress(tmp_path / "log", monkeypatch, ProgressLine())
+    first, second, last = capsys.readouterr().out.splitlines()
+    # 10 steps of 8 rows in 10 s; 11 are left
+    assert re.fullmatch(r"epoch 2/3  step 10/21  loss \d+\.\d+  8 rows/s  0:00:11 left", first)
+    assert second.startswith("epoch 3/3  step 20/21  ")
+    assert last.endswith("  8 rows/s  took 0:00:21")
+    silent = ProgressLine()  # on a rank that does not print
+    silent.disable()
+    progress(tmp_path / "rank 1", monkeypatch, silent)
     assert capsys.readouterr().out == ""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    progress(clock, ProgressLine(), range(3))
+    progress(tmp_path / "terminal", monkeypatch, ProgressLine())
     shown = capsys.readouterr().out
-    assert (shown.count("\r"), shown.count("\n")) == (4, 1)
+    assert (shown.count("\r"), shown.count("\n")) == (22, 1)
 
 
 def test_a_reopened_file_is_appended_to_and_a_new_metric_becomes_a_column(tmp_path: Path) -> None:
