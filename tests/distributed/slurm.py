@@ -8,14 +8,13 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conftest import TOY
-from tests.distributed.launch import ROOT, in_world, unisono_here
+from tests.distributed.launch import ROOT, free_port, in_world, unisono_here
 
 PACKAGES = ("slurm-wlm", "munge")
 DAEMONS = ("slurmctld", "slurmd", "munged")
@@ -85,9 +84,8 @@ def cluster(folder: Path) -> Iterator[Environ]:
     """
     for name in ("state", "spool.n1", "spool.n2", "log"):
         (folder / name).mkdir(parents=True)
-    ports = free_ports(3)
     host = subprocess.run(["hostname", "-s"], capture_output=True, text=True).stdout.strip()
-    places = {"port": ports[0], "port1": ports[1], "port2": ports[2]}
+    places = {name: free_port() for name in ("port", "port1", "port2")}
     # Lightning derives its port from the job number, so two clusters must not number alike.
     first_job = 1 + 100 * (os.getpid() % 90)
     text = CONFIG.format(host=host, folder=folder, first_job=first_job, **places)
@@ -148,16 +146,6 @@ def idle_nodes(environ: Environ) -> int:
     return done.stdout.split().count("idle")
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 def write_config(folder: Path, step_s: float, extra: str = "") -> None:
     """Write the config of a toy run with slow steps."""
     (folder / "toy.yaml").write_text(TOY + SLOW.replace("SECONDS", str(step_s)) + extra)
@@ -195,12 +183,6 @@ def wait_for(
     while not is_there():
         assert time.monotonic() < end, what if isinstance(what, str) else what()
         time.sleep(0.2)
-
-
-def steps_of(run: Path) -> int:
-    """Return the number of lines in a run's ledger; 0 before the file exists."""
-    ledger = run / "ledger.jsonl"
-    return len(ledger.read_text().splitlines()) if ledger.exists() else 0
 
 
 def wait_for_end(
