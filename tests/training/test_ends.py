@@ -1,16 +1,28 @@
 """A run that is killed or stopped around a validation or the end of an epoch continues like an
-undisturbed one: schedules, EarlyStopping, callbacks and rows of metrics included."""
+undisturbed one: schedules, EarlyStopping, callbacks and rows of metrics included; finished runs
+that are started again."""
 
+import multiprocessing
 import os
 import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LearningRateMonitor,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
-from lit_models.training import LastCheckpoint, default_callbacks
+from lit_models.training import LastCheckpoint, Ledger, Preemption, default_callbacks
 from lit_models.training.checkpoints import newest_checkpoint, read_checkpoint
 from lit_models.training.run import default_loggers
 from tests.toy import CutAt, LitToy, PowerCut, ToyData, csv_rows, ledger_lines, toy_trainer
@@ -127,3 +139,137 @@ def test_a_run_that_is_told_to_stop_stops_before_its_least_epochs(tmp_path):
 def test_a_run_that_is_told_to_stop_at_its_last_step_ends_by_itself(tmp_path, length):
     run(tmp_path, Told(STEPS - 2), **length)
     assert [row for row, _ in facts(tmp_path)["rows"]] == [str(STEPS - 1)]
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "Scheduler would put more samples": {"callbacks": [GradientAccumulationScheduler({1: 2})]},
+    "StochasticWeightAveraging copies": {"callbacks": [StochasticWeightAveraging(0.1)]},
+    "EMAWeightAveraging copies": {"callbacks": [EMAWeightAveraging()]},
+    "val_check_interval is a time": {"val_check_interval": "00:00:10:00"},
+    "interval is 8 optimizer steps, and an epoch has 7: lower it": {"val_check_interval": 8},
+    "every_n_epoch is 0, and must be 1 or more": {"check_val_every_n_epoch": 0},
+}
+
+
+def epochs_of(folder: Path, *callbacks: Callback, module: Any = None) -> int:
+    """Train, or resume from the last checkpoint; return the epochs in the ledger."""
+    last = folder / "checkpoints" / "last.ckpt"
+    trainer = toy_trainer(folder, callbacks=list(callbacks), max_epochs=9)
+    resume = {"ckpt_path": last if last.exists() else None, "weights_only": True}
+    trainer.fit(module or LitToy(), ToyData(), **resume)
+    return len(ledger_lines(folder)) // STEPS
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # without the callback
+def test_a_run_that_early_stopping_has_ended_goes_on_with_more_patience_alone(tmp_path):
+    def stopping(patience: int) -> EarlyStopping:
+        return EarlyStopping("val/loss", min_delta=1e9, patience=patience)
+
+    assert [epochs_of(tmp_path, stopping(n)) for n in (2, 2, 4, 4)] == [3, 3, 5, 5]
+    assert epochs_of(tmp_path) == 9
+
+
+@pytest.mark.parametrize(("value", "epochs"), [(50.0, 1), (30.0, 3)])
+def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path, value, epochs):
+    for _ in range(2):  # losses are 49, 32, 21, 13, …
+        assert epochs_of(tmp_path, EarlyStopping("val/loss", stopping_threshold=value)) == epochs
+
+
+def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_path):
+    callbacks = [Preemption(), Told(2 * STEPS - 1)]
+    trainer = toy_trainer(tmp_path, callbacks=callbacks, max_epochs=3)
+    trainer.fit(LitToy(), ToyData())
+    last = read_checkpoint(path := tmp_path / "checkpoints" / "last.ckpt")
+    assert 2 * STEPS <= last["global_step"] == len(ledger_lines(tmp_path)) < 3 * STEPS
+    trainer.fit(LitToy(), ToyData(), ckpt_path=path, weights_only=True)  # the same trainer
+    assert len(ledger_lines(tmp_path)) == 3 * STEPS
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_would_train_something_else_or_hang_is_refused(tmp_path, message):
+    with pytest.raises(ValueError, match=message):
+        toy_trainer(tmp_path, **REFUSED[message]).fit(LitToy(), ToyData())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_ledger_of_a_plain_module_and_a_checkpoint_without_its_phase_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="got BoringModel: leave it out of this Trainer"):
+        epochs_of(tmp_path, Ledger(), module=BoringModel())
+    toy_trainer(tmp_path, max_epochs=1, callbacks=[]).fit(LitToy(), ToyData())
+    content = read_checkpoint(last := tmp_path / "checkpoints" / "last.ckpt")
+    torch.save(content | {"ledger": {"hash": ""}}, last)
+    with pytest.raises(ValueError, match="of an earlier version, .* with --model.init_from"):
+        epochs_of(tmp_path)
+
+
+class LitStepwise(LitToy):
+    """Its schedule steps every few steps of an epoch."""
+
+    def __init__(self, schedule: Any, frequency: int) -> None:
+        super().__init__()
+        self.schedule, self.frequency = schedule, frequency
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        how = {"interval": "step", "frequency": self.frequency, "monitor": "val/loss"}
+        how["scheduler"] = self.schedule(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": how}
+
+
+@pytest.mark.parametrize("micro", [None, 4, 2])
+def test_a_schedule_is_asked_after_optimizer_steps_with_accumulation_too(tmp_path, micro):
+    module = LitStepwise(partial(ExponentialLR, gamma=0.7), 2)
+    toy_trainer(tmp_path, max_epochs=1, callbacks=[]).fit(module, ToyData(micro_batch_size=micro))
+    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)]
+    assert rates == pytest.approx([0.01 * 0.7**falls for falls in (0, 0, 1, 1, 2, 2, 3)])
+
+
+@pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric")
+def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_path):
+    def module() -> LitStepwise:  # its rate falls with each validation but the first
+        plateau = {"mode": "max", "factor": 0.7, "patience": 0, "threshold": 1e9}
+        return LitStepwise(partial(ReduceLROnPlateau, **plateau), STEPS)
+
+    epochs_of(tmp_path, Preemption(), Told(STEPS - 2), module=module())
+    assert len(ledger_lines(tmp_path)) == STEPS
+    epochs_of(tmp_path, module=module())
+    rates = [line["learning_rate"] for line in ledger_lines(tmp_path)[::STEPS]]
+    assert rates == pytest.approx([0.01 * 0.7 ** max(0, epoch - 1) for epoch in range(9)])
+
+
+def rows_of(folder: Path, **data: Any) -> list[list[str]]:
+    """Return step and names of the rows that a run with Lightning's rate monitor writes."""
+    logger, callbacks = default_loggers(str(folder))[:1], [LearningRateMonitor()]
+    options = {"logger": logger, "callbacks": callbacks, "log_every_n_steps": 1}
+    toy_trainer(folder, **options).fit(LitToy(), ToyData(**data))
+    return [[r["step"], *(n for n in r if r[n])] for r in csv_rows(folder / "metrics.csv")]
+
+
+@pytest.mark.parametrize("most", [{"max_steps": 9}, {"max_steps": 99}, {}])
+def test_the_test_of_a_run_that_is_over_has_its_last_step(tmp_path, most):
+    for folder in ("whole", "again"):
+        last = tmp_path / "whole" / "checkpoints" / "last.ckpt"
+        options = {"logger": default_loggers(str(tmp_path / folder))[:1], **most}
+        trainer = toy_trainer(tmp_path / "whole", **options)
+        resume = {"ckpt_path": last if last.exists() else None, "weights_only": True}
+        trainer.fit(LitToy(), ToyData(), **resume)
+        trainer.test(LitToy(), ToyData(), verbose=False)
+    steps = [row["step"] for row in csv_rows(tmp_path / "again" / "metrics.csv")]
+    assert steps == [str(trainer.global_step)]
+
+
+def test_metrics_have_the_same_rows_with_accumulation(tmp_path):
+    rows = rows_of(tmp_path / "one")
+    assert sum("lr-AdamW/pg1" in row for row in rows) == 2 * STEPS
+    assert rows_of(tmp_path / "parts", micro_batch_size=2) == rows
+
+
+def test_an_error_ends_the_processes_that_load_data(tmp_path):
+    cut, module = CutAt(3), LitToy()
+    cut.on_after_backward, cut.on_train_batch_start = cut.on_validation_start, lambda *_: None
+    with pytest.raises(PowerCut) as error:  # which holds the training's stack frames
+        toy_trainer(tmp_path / "cut", callbacks=[cut]).fit(module, ToyData(num_workers=2))
+    assert error.value.__traceback__ is not None
+    assert multiprocessing.active_children() == []
+    toy_trainer(tmp_path / "again", callbacks=[], max_steps=1).fit(module, ToyData())
+    assert ledger_lines(tmp_path / "again")[0]["samples"] == 8  # nothing of the cut step
