@@ -73,19 +73,6 @@ def test_the_ledger_reads_the_norm_of_the_whole_sum(tmp_path):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("fsdp", None, 2), "needs trainer.strategy ddp or ddp_spawn, got fsdp"),
-        (("ddp", "16-mixed", 2), "32-true or 64-true, got 16-mixed"),
-    ],
-)
-def test_a_run_that_cannot_keep_bits_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        check_run(*arguments)
-    check_run("ddp_spawn", "64-true", 8)
-
-
 def data_of(batching, devices, micro_batch_size="auto", given_accumulation=1):
     return SimpleNamespace(
         batching=batching,
@@ -109,12 +96,15 @@ def test_a_cut_that_follows_the_devices_is_refused(total, devices, accumulation,
     check_cut(data_of(Batching(64, 8, 2), 4, 8))
 
 
-def test_a_callback_in_a_plain_script_refuses_too(tmp_path):
+def test_a_run_that_cannot_keep_bits_is_refused(tmp_path):
     words = "nothing says how: give data.micro_batch_size, for example 1 for 8 chunks"
     with pytest.raises(ValueError, match=words):
         fit(tmp_path, micro_batch_size=None)
     with pytest.raises(ValueError, match="32-true or 64-true, got bf16-mixed"):
         fit(tmp_path, precision="bf16-mixed")
+    with pytest.raises(ValueError, match="needs trainer.strategy ddp or ddp_spawn, got fsdp"):
+        check_run("fsdp", None, 2)
+    check_run("ddp_spawn", "64-true", 8)
     module = LitToy()
     module.norm = nn.BatchNorm1d(2)
     with pytest.raises(ValueError, match=r"norm \(BatchNorm1d\) keeps running stat.*LayerNorm"):
