@@ -50,8 +50,8 @@ LONGEST = (
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of workers; 0 for markers in ALONE, whose tests need all cores."""
-    asked = config.getoption("markexpr").replace("not ", "not_")
-    if any(marker in asked.split() for marker in ALONE):
+    markers = config.getoption("markexpr").replace("not ", "not_")
+    if any(marker in markers.split() for marker in ALONE):
         return 0
     return min(MOST_WORKERS, len(os.sched_getaffinity(0)))
 
@@ -181,8 +181,8 @@ def done(unisono: Callable[..., tuple[int, str]]) -> Callable[..., str]:
     """Runs a command line that must end with this exit status; returns all output."""
 
     def run(*arguments: str, status: int = 0) -> str:
-        found, output = unisono(*arguments)
-        assert found == status, output
+        found_status, output = unisono(*arguments)
+        assert found_status == status, output
         return output
 
     return run

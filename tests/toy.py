@@ -123,15 +123,15 @@ class LitToy(ExactModule):
         each, weight = self(batch), batch["weight"].to(batch["values"])
         target = batch["values"] ** 2
         per_value = ((each - target) ** 2 * batch["mask"]).sum(1) * weight
-        per_sum = self.judged(batch, each).loss * weight
+        per_sum = self.sample_result(batch, each).loss * weight
         return {
             "sum": LossSum(per_sum.sum(), weight.sum()),
             "values": LossSum(per_value.sum(), (batch["mask"].sum(1) * weight).sum()),
         }
 
-    def judged(self, batch: dict[str, Any], each: Tensor) -> SampleResult:
-        found = each.sum(1)
-        return SampleResult((found - (batch["values"] ** 2).sum(1)) ** 2, {"sum": found})
+    def sample_result(self, batch: dict[str, Any], each: Tensor) -> SampleResult:
+        sums = each.sum(1)
+        return SampleResult((sums - (batch["values"] ** 2).sum(1)) ** 2, {"sum": sums})
 
     def training_terms(self, batch: dict[str, Any]) -> dict[str, LossSum]:
         return self.losses(batch)
@@ -147,7 +147,7 @@ class LitToy(ExactModule):
         self.test_loss.update(*self.losses(batch)["sum"])
         self.test_count.update(batch["weight"].sum())
         self.log_dict({"test/loss": self.test_loss, "test/count": self.test_count})
-        return self.judged(batch, self(batch))
+        return self.sample_result(batch, self(batch))
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         return {"prediction": self(batch).sum(1)}

@@ -81,42 +81,42 @@ def rows(options: argparse.Namespace) -> Rows:
     """Return the rows of this command by name, those with an aim first."""
     is_small = options.small
     sizes = {name: full.small() if is_small else full for name, full in SIZES.items()}
-    found = {CEILINGS: Row(partial(gpu_rows.ceilings, is_small))}
+    table = {CEILINGS: Row(partial(gpu_rows.ceilings, is_small))}
     for name, size in sizes.items():
         peers = {NANOGPT: AT_LEAST, ACCELERATE: AT_LEAST, "eager": None} if not size.lora else {}
-        named = {f"{name}, {peer}": aim for peer, aim in peers.items()}
+        aims = {f"{name}, {peer}": aim for peer, aim in peers.items()}
         limit_s = LONG_S if size.lora else MOST_S  # its base is first drawn on the host
-        found[f"{name}, compiled"] = Row(partial(language_model, size, True), limit_s, named)
+        table[f"{name}, compiled"] = Row(partial(language_model, size, True), limit_s, aims)
     number = 16 if is_small else 512
     coder, retriever = ({}, {}) if is_small else (gpu_rows.CODER, gpu_rows.RETRIEVER)
     demo, pairs = "occupation_coder/demo.yaml", "seo/retriever_demo.yaml"
-    found[CODER] = Row(partial(gpu_rows.of_config, demo, coder, number))
-    found[RETRIEVER] = Row(partial(gpu_rows.of_config, pairs, retriever, number))
+    table[CODER] = Row(partial(gpu_rows.of_config, demo, coder, number))
+    table[RETRIEVER] = Row(partial(gpu_rows.of_config, pairs, retriever, number))
     for workers in (0, 4, 12):
         loader = {**coder, "data.init_args.loader": {"num_workers": workers}}
         of_workers = partial(gpu_rows.of_config, demo, loader, number)
-        found[f"{CODER}, {workers} workers"] = Row(of_workers)
+        table[f"{CODER}, {workers} workers"] = Row(of_workers)
     texts = partial(gpu_rows.prediction, demo, coder, 100 if is_small else 200_000)
-    found[f"{CODER}, prediction"] = Row(texts, LONG_S)
+    table[f"{CODER}, prediction"] = Row(texts, LONG_S)
     for name in ("gpt2-124m", "1b"):
-        found[f"{name}, {NANOGPT}"] = Row(partial(gpu_rows.nanogpt_loop, sizes[name]))
-        found[f"{name}, {ACCELERATE}"] = Row(partial(gpu_rows.transformers_loop, sizes[name]))
-        found[f"{name}, eager"] = Row(partial(language_model, sizes[name], False))
+        table[f"{name}, {NANOGPT}"] = Row(partial(gpu_rows.nanogpt_loop, sizes[name]))
+        table[f"{name}, {ACCELERATE}"] = Row(partial(gpu_rows.transformers_loop, sizes[name]))
+        table[f"{name}, eager"] = Row(partial(language_model, sizes[name], False))
     for kind in ("file", "shards"):
         stalls = partial(gpu_rows.stalls, sizes["1b"], kind == "shards")
-        found[f"1b, stands still for a checkpoint, {kind}"] = Row(stalls)
+        table[f"1b, stands still for a checkpoint, {kind}"] = Row(stalls)
     for number in (1, 32):
-        found[f"1b writes, {number} at once"] = Row(partial(gpu_rows.writing, sizes["1b"], number))
+        table[f"1b writes, {number} at once"] = Row(partial(gpu_rows.writing, sizes["1b"], number))
     documents = 10_000 if is_small else 10_000_000
-    found["search"] = Row(partial(gpu_rows.searching, documents, True), peers={"float32 top": None})
-    found["float32 top"] = Row(partial(gpu_rows.searching, documents, False))
+    table["search"] = Row(partial(gpu_rows.searching, documents, True), peers={"float32 top": None})
+    table["float32 top"] = Row(partial(gpu_rows.searching, documents, False))
     steps = 20 if is_small else 400
     curves = partial(gpu_rows.curves, sizes["gpt2-124m"], not is_small, steps)
-    found["gpt2-124m, bfloat16 beside float32"] = Row(curves, LONG_S)
+    table["gpt2-124m, bfloat16 beside float32"] = Row(curves, LONG_S)
     if not is_small:
-        found[HISCO] = Row(gpu_rows.hisco, LONG_S)
-        found[SHAKESPEARE] = Row(partial(gpu_rows.shakespeare, options.text), LONG_S)
-    return found
+        table[HISCO] = Row(gpu_rows.hisco, LONG_S)
+        table[SHAKESPEARE] = Row(partial(gpu_rows.shakespeare, options.text), LONG_S)
+    return table
 
 
 def measured(name: str, row: Row, options: argparse.Namespace) -> list[Figure]:
@@ -139,32 +139,32 @@ def measured(name: str, row: Row, options: argparse.Namespace) -> list[Figure]:
             raise RowFailed(f"not done within {row.limit_s:.0f} s") from None
         if done.returncode:
             raise RowFailed(done.stdout)
-        found = [figure_of(each) for each in json.loads(path.read_text("utf-8"))]
-        return [replace(row, what=name + row.what) for row in found]
+        figures = [figure_of(each) for each in json.loads(path.read_text("utf-8"))]
+        return [replace(row, what=name + row.what) for row in figures]
 
 
 def slug(name: str) -> str:
     return re.sub("[^a-z0-9]+", "-", name.lower())
 
 
-def figures_of(rows: Rows, found: dict[str, list[Figure]], aims: Mapping[Any, float]) -> Figures:
+def figures_of(rows: Rows, by_row: dict[str, list[Figure]], aims: Mapping[Any, float]) -> Figures:
     """Return the figures of all measured rows, with their aims: each alone, as a share of the
     device's ceiling, and beside its peers. Rows were measured one after the other."""
     figures = Figures()
-    most = {row.unit: statistics.median(row.ours) for row in found.get(CEILINGS, [])}
-    for name, own in found.items():
+    ceilings = {row.unit: statistics.median(row.ours) for row in by_row.get(CEILINGS, [])}
+    for name, own in by_row.items():
         shares = [
-            Figure(GPU, row.what, OF_CEILING, [value / most[row.unit] for value in row.ours])
+            Figure(GPU, row.what, OF_CEILING, [value / ceilings[row.unit] for value in row.ours])
             for row in own
-            if row.unit in most and name != CEILINGS
+            if row.unit in ceilings and name != CEILINGS
         ]
         for row in [*own, *shares]:
             least = aims.get((row.what, row.unit))
             aim = row.aim if least is None else Aim(least, is_least=True, of="value")
             figures.rows.append(replace(row, aim=aim))
         for peer, aim in rows[name].peers.items():
-            if peer in found:
-                ours, theirs = own[0], found[peer][0]
+            if peer in by_row:
+                ours, theirs = own[0], by_row[peer][0]
                 both = [row.memory_gib and row.memory_gib[0] for row in (ours, theirs)]
                 options = {"aim": aim, "memory_gib": both if all(both) else None}
                 figures.add(GPU, name, ours.unit, ours.ours, peer, theirs.ours, **options)
@@ -184,20 +184,20 @@ def measure_all(
         path: of the file that keeps the figures.
     """
     figures = Figures()
-    found: dict[str, list[Figure]] = {}
+    by_row: dict[str, list[Figure]] = {}
     failures: list[str] = []
     for name, row in rows.items():
         if name != CEILINGS and not name.startswith(options.only):
             continue
         try:
-            found[name] = measured(name, row, options)
+            by_row[name] = measured(name, row, options)
         except RowFailed as error:
             log = path.parent / "gpu" / f"{slug(name)}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(error.printed, "utf-8")
             failures.append(f"{name}: {error}; all that it printed is in {log}")
             continue
-        figures = figures_of(rows, found, aims)
+        figures = figures_of(rows, by_row, aims)
         if options.small:  # aims are not meant for toy sizes
             figures.rows = [replace(figure, aim=None) for figure in figures.rows]
         else:
@@ -230,8 +230,8 @@ def main(
     options = parser.parse_args(namespace=argparse.Namespace(module=module))
     if options.row:
         with tempfile.TemporaryDirectory() as folder:
-            found = rows(options)[options.row].measure(Path(folder))
-        content = json.dumps([asdict(row) for row in found])
+            figures = rows(options)[options.row].measure(Path(folder))
+        content = json.dumps([asdict(row) for row in figures])
         options.to.write_text(content, "utf-8") if options.to else print(content)
         return
     if not torch.cuda.is_available() and not options.small:

@@ -99,9 +99,9 @@ def attempt(
     folder: Path, family: str, devices: int, strategy: str, moment: str, rng: np.random.Generator
 ) -> None:
     """Start the run in one world, kill it at a moment, and wait for its end."""
-    begun = len(steps_of(folder))
+    first_step = len(steps_of(folder))
     ranks = start(folder, family, devices, strategy)
-    steps = begun + int(rng.integers(1, MOST_STEPS))
+    steps = first_step + int(rng.integers(1, MOST_STEPS))
     delay_s = float(rng.uniform(0, 0.1))  # which is longer than a step
     try:
         if not wait_for_moment(moment, folder, ranks, steps, delay_s):

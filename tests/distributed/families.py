@@ -139,7 +139,7 @@ def occupation_table(path: Path) -> None:
         text = f"{trade}{f' and {other}' if second else ''} " + "old " * (number % 4) + str(number)
         lines.append(f"{text},{TRADES[trade]},{second}")
     path.write_text("\n".join(lines) + "\n")
-    path.with_name("judged.csv").write_text("\n".join(lines[:20]) + "\n")
+    path.with_name("evaluated.csv").write_text("\n".join(lines[:20]) + "\n")
 
 
 def occupation_coder(
@@ -148,11 +148,11 @@ def occupation_coder(
     loss: OccupationLossOptions | None = None,
     encoder: Any = None,
 ) -> tuple[ExactModule, PlannedDataModule]:
-    table, judged = (str(folder.parent / f"{name}.csv") for name in ("occupations", "judged"))
+    table, evaluated = (str(folder.parent / f"{name}.csv") for name in ("occupations", "evaluated"))
     data = OccupationDataModule(
         train_files=table,
-        validation_files=judged,
-        test_files=judged,
+        validation_files=evaluated,
+        test_files=evaluated,
         predict_files=table,
         predict_output=str(folder / "coded.csv"),
         columns=Columns(codes=["code_1", "code_2"]),

@@ -125,10 +125,10 @@ class HostBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given, made = (filter(torch.is_tensor, tree_leaves(tree)) for tree in (args, result))
-        known = {part.untyped_storage()._cdata for part in local_parts([*given])}
-        for storage in (part.untyped_storage() for part in local_parts([*made])):
-            if storage._cdata not in known and storage.device.type == "cpu":
+        inputs, outputs = (filter(torch.is_tensor, tree_leaves(tree)) for tree in (args, result))
+        input_storages = {part.untyped_storage()._cdata for part in local_parts([*inputs])}
+        for storage in (part.untyped_storage() for part in local_parts([*outputs])):
+            if storage._cdata not in input_storages and storage.device.type == "cpu":
                 self.add(storage.nbytes())  # neither a view nor on `meta`
                 weakref.finalize(storage, self.add, -storage.nbytes())
         return result
@@ -145,11 +145,11 @@ class HandMade:
         self.capacity_bytes, self.largest = num_positions * 10**9, 0
         training_step = module.training_step
 
-        def noted(batch: Any, batch_idx: int) -> Any:
+        def noting_step(batch: Any, batch_idx: int) -> Any:
             self.largest = max(self.largest, batch["values"].numel())
             return training_step(batch, batch_idx)
 
-        module.training_step = noted
+        module.training_step = noting_step
 
     def start(self) -> None:
         self.largest = 0
@@ -205,8 +205,8 @@ class OfRanks(Callback):
         for handle in self.handles:
             handle.remove()
         if trainer.is_global_zero:
-            found = json.dumps(max(self.counts))
-            (Path(trainer.default_root_dir) / "gathered.json").write_text(found)
+            most = json.dumps(max(self.counts))
+            (Path(trainer.default_root_dir) / "gathered.json").write_text(most)
 
 
 def bytes_here(trainer: Any) -> dict[str, int]:

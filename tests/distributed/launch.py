@@ -175,14 +175,14 @@ def ended(process: subprocess.Popen, mark: str) -> None:
 def processes_of(mark: str) -> list[int]:
     """Return the live processes that inherited a mark or are in the session of its fork; launchers
     put them into process groups of their own."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended, or belongs to another user
             environ, pid = (folder / "environ").read_bytes(), int(folder.name)
             is_of_fork = environ and os.getsid(pid) == SESSIONS.get(mark)
             if is_of_fork or f"{MARK}={mark}".encode() in environ:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def free_port() -> int:
@@ -211,21 +211,21 @@ def world(
     ranks = []
     for rank in range(size):
         own = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} if size > 1 else {}
-        given = ({**inherited(), **own}, log, function, *arguments)
+        rank_arguments = ({**inherited(), **own}, log, function, *arguments)
         with mock.patch.dict(os.environ, PYTHONHASHSEED=str(rank)):
-            ranks.append(_process(method, *given))
+            ranks.append(_process(method, *rank_arguments))
     return ranks
 
 
-def _process(method: str, *given: Any) -> BaseProcess:
+def _process(method: str, *arguments: Any) -> BaseProcess:
     context = multiprocessing.get_context(method)
     context.set_forkserver_preload(IMPORTED)
-    process: Any = context.Process(target=_rank, args=given)  # type: ignore[attr-defined]
+    process: Any = context.Process(target=_rank, args=arguments)  # type: ignore[attr-defined]
     process.start()
     return process
 
 
-def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *given: Any) -> None:
+def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *args: Any) -> None:
     os.setsid()
     gc.freeze()  # garbage collection of the imports would copy the fork's pages
     os.environ.clear()
@@ -235,7 +235,7 @@ def _rank(environ: dict[str, str], log: Path, function: Callable[..., Any], *giv
         os.dup2(file.fileno(), 2)
     for number, name in ((1, "stdout"), (2, "stderr")):  # a fork of pytest has pytest's streams
         setattr(sys, name, os.fdopen(number, "w", 1, encoding="utf-8", closefd=False))
-    sys.exit(function(*given))
+    sys.exit(function(*args))
 
 
 def in_world(
@@ -256,8 +256,8 @@ def in_world(
         for rank in ranks:
             rank.join()
         output = log.read_text(encoding="utf-8")
-    found = [rank.exitcode for rank in ranks]
-    assert found == [status] * size, f"status {found}\n{output[-4000:]}"
+    statuses = [rank.exitcode for rank in ranks]
+    assert statuses == [status] * size, f"status {statuses}\n{output[-4000:]}"
     return output
 
 
@@ -274,5 +274,5 @@ def findings(printed: str) -> list[dict[str, str]]:
     printed = re.sub(r"\n {24}(?!->) *", " ", printed)  # join continued lines
     line = r"^(ok|warning|error) +(\S.{13}) (.*)(?:\n +-> (.*))?$"
     names = ("level", "check", "what", "todo")
-    found = [dict(zip(names, one, strict=True)) for one in re.findall(line, printed, re.M)]
-    return [one | {"check": one["check"].rstrip()} for one in found]
+    rows = [dict(zip(names, row, strict=True)) for row in re.findall(line, printed, re.M)]
+    return [row | {"check": row["check"].rstrip()} for row in rows]

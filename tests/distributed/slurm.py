@@ -133,16 +133,16 @@ def start_daemons(folder: Path, environ: Environ, daemons: list[subprocess.Popen
         if command[0] == "munged":
             wait_for(lambda: (folder / "munge.socket").exists(), "munged does not listen", 20)
 
-    def logs() -> str:
-        told = [f"{p.name}: {p.read_text()[-500:]}" for p in (folder / "log").iterdir()]
-        return "\n".join(["the nodes do not come up", *told])
+    def endings() -> str:
+        ends = [f"{p.name}: {p.read_text()[-500:]}" for p in (folder / "log").iterdir()]
+        return "\n".join(["the nodes do not come up", *ends])
 
-    wait_for(lambda: idle_nodes(environ) == 2, logs, 20)
+    wait_for(lambda: idle_nodes(environ) == 2, endings, 20)
 
 
 def idle_nodes(environ: Environ) -> int:
-    asked = ["sinfo", "-h", "-N", "-o", "%T"]
-    done = subprocess.run(asked, env=environ, capture_output=True, text=True, timeout=20)
+    command = ["sinfo", "-h", "-N", "-o", "%T"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=20)
     return done.stdout.split().count("idle")
 
 
@@ -204,14 +204,14 @@ def wait_for_end(
             restarts = facts["Restarts"]
             time.sleep(3)  # else SLURM may show both runs of a job that restarts in the same second
             # SLURM would hold a requeued job back for two minutes.
-            eased = ["TimeLimit=30"] if folder and "with status 75" in said(folder) else []
-            slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now", *eased)
+            more_time = ["TimeLimit=30"] if folder and "with status 75" in logs(folder) else []
+            slurm_says(environ, "scontrol", "update", f"JobId={job}", "StartTime=now", *more_time)
         elif facts["JobState"] not in UNFINISHED:
             return facts
         assert time.monotonic() < end, facts
         time.sleep(0.5)
 
 
-def said(folder: Path) -> str:
+def logs(folder: Path) -> str:
     """Return the text of the jobs' logs."""
     return "\n".join(p.read_text() for p in sorted((folder / "logs").glob("train_*")))

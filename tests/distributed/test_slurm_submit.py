@@ -49,17 +49,17 @@ def test_a_cancelled_job_stays_cancelled_and_its_run_goes_on_on_two_nodes(slurm,
     cluster.write_config(tmp_path, step_s=0.5)
     (job,) = cluster.submitted(tmp_path, slurm, *TWO_TASKS, "--trainer.max_epochs=3")
     run = tmp_path / f"runs/toy_{job}"
-    cluster.wait_for(lambda: len(steps_of(run)) > 3, lambda: cluster.said(tmp_path))
+    cluster.wait_for(lambda: len(steps_of(run)) > 3, lambda: cluster.logs(tmp_path))
     cluster.slurm_says(slurm, "scancel", job)
     facts = cluster.wait_for_end(job, slurm)
-    assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), cluster.said(tmp_path)
+    assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), cluster.logs(tmp_path)
     cluster.wait_for(
-        lambda: "stopped by SIGTERM; everything is saved" in cluster.said(tmp_path), "not saved"
+        lambda: "stopped by SIGTERM; everything is saved" in cluster.logs(tmp_path), "not saved"
     )
     root = f"--trainer.default_root_dir=runs/toy_{job}"
     again = ["--config=toy.yaml", "--nodes=2", "--time-limit=30", "--trainer.max_epochs=3", root]
     (job,) = cluster.submitted(tmp_path, slurm, *again)
-    assert cluster.wait_for_end(job, slurm)["JobState"] == "COMPLETED", cluster.said(tmp_path)
+    assert cluster.wait_for_end(job, slurm)["JobState"] == "COMPLETED", cluster.logs(tmp_path)
     assert_whole(run, 3)
     facts = json.loads((run / "topology.json").read_text())
     assert (facts["world_size"], facts["num_nodes"]) == (2, 2)
@@ -70,8 +70,8 @@ def test_a_rank_that_fails_ends_the_job_which_is_not_requeued(slurm, tmp_path) -
     cluster.write_config(tmp_path, 0.0, FAILS)
     (job,) = cluster.submitted(tmp_path, slurm, *TWO_TASKS)
     facts = cluster.wait_for_end(job, slurm)
-    assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0"), cluster.said(tmp_path)
-    assert "a word that no dictionary has" in cluster.said(tmp_path)
+    assert (facts["JobState"], facts["Restarts"]) == ("FAILED", "0"), cluster.logs(tmp_path)
+    assert "a word that no dictionary has" in cluster.logs(tmp_path)
 
 
 def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(slurm, tmp_path):
@@ -86,16 +86,16 @@ def test_a_stage_waits_for_the_one_before_it_however_often_that_is_requeued(slur
     )
     cluster.slurm_says(slurm, "scancel", "--signal=USR1", "--batch", first)
     facts = cluster.wait_for_end(first, slurm)
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), cluster.said(tmp_path)
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), cluster.logs(tmp_path)
     assert_whole(tmp_path / "chain/first", 1)
-    assert cluster.wait_for_end(second, slurm)["JobState"] == "COMPLETED", cluster.said(tmp_path)
-    assert "stage second is complete" in cluster.said(tmp_path)
+    assert cluster.wait_for_end(second, slurm)["JobState"] == "COMPLETED", cluster.logs(tmp_path)
+    assert "stage second is complete" in cluster.logs(tmp_path)
 
 
 def test_a_job_that_reaches_its_time_limit_is_requeued_and_finishes(slurm, minute) -> None:
     folder, job = minute
     facts = cluster.wait_for_end(job, slurm, 300, folder)
-    assert facts["JobState"] == "COMPLETED", cluster.said(folder)
+    assert facts["JobState"] == "COMPLETED", cluster.logs(folder)
     assert int(facts["Restarts"]) >= 1
-    assert f"job {job} ended with status 75 and is requeued" in cluster.said(folder)
+    assert f"job {job} ended with status 75 and is requeued" in cluster.logs(folder)
     assert_whole(folder / f"runs/toy_{job}", 9)

@@ -63,7 +63,7 @@ class Counts(Callback):
         self.counts = dict(state_dict)
 
 
-class Told(Callback):
+class StopBefore(Callback):
     """Asks the run to stop before a step."""
 
     def __init__(self, step):
@@ -101,9 +101,9 @@ EVENTS = {
     "killed in the validation of a saved step": ({"every": STEPS}, CutAt(STEPS)),
     "killed within an epoch": ({"every": 4}, CutAt(9)),
     # A signal takes effect two steps later, when the ledger's vector is read.
-    "told to stop at an epoch's end": ({}, Told(STEPS - 2)),
-    "told to stop in the first epoch": ({}, Told(1)),
-    "told to stop before a validation": ({}, Told(STEPS - 1)),
+    "told to stop at an epoch's end": ({}, StopBefore(STEPS - 2)),
+    "told to stop in the first epoch": ({}, StopBefore(1)),
+    "told to stop before a validation": ({}, StopBefore(STEPS - 1)),
 }
 
 
@@ -132,12 +132,12 @@ def test_a_resumed_run_ends_its_epochs_as_one_that_went_on(whole, tmp_path, even
 
 
 def test_a_run_that_is_told_to_stop_stops_before_its_least_epochs(tmp_path):
-    assert run(tmp_path, Told(1), max_epochs=6, min_epochs=3).global_step < STEPS
+    assert run(tmp_path, StopBefore(1), max_epochs=6, min_epochs=3).global_step < STEPS
 
 
 @pytest.mark.parametrize("length", [{"max_epochs": 1}, {"max_epochs": -1, "max_steps": STEPS}])
 def test_a_run_that_is_told_to_stop_at_its_last_step_ends_by_itself(tmp_path, length):
-    run(tmp_path, Told(STEPS - 2), **length)
+    run(tmp_path, StopBefore(STEPS - 2), **length)
     assert [row for row, _ in facts(tmp_path)["rows"]] == [str(STEPS - 1)]
 
 
@@ -176,7 +176,7 @@ def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path, value, epo
 
 
 def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_path):
-    callbacks = [Preemption(), Told(2 * STEPS - 1)]
+    callbacks = [Preemption(), StopBefore(2 * STEPS - 1)]
     trainer = toy_trainer(tmp_path, callbacks=callbacks, max_epochs=3)
     trainer.fit(LitToy(), ToyData())
     last = read_checkpoint(path := tmp_path / "checkpoints" / "last.ckpt")
@@ -230,7 +230,7 @@ def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_p
         plateau = {"mode": "max", "factor": 0.7, "patience": 0, "threshold": 1e9}
         return LitStepwise(partial(ReduceLROnPlateau, **plateau), STEPS)
 
-    epochs_of(tmp_path, Preemption(), Told(STEPS - 2), module=module())
+    epochs_of(tmp_path, Preemption(), StopBefore(STEPS - 2), module=module())
     assert len(ledger_lines(tmp_path)) == STEPS
     epochs_of(tmp_path, module=module())
     rates = [line["learning_rate"] for line in ledger_lines(tmp_path)[::STEPS]]

@@ -162,7 +162,7 @@ def test_a_run_lists_what_looking_at_each_sample_lists(tmp_path, capsys, monkeyp
     for number in range(21):
         batch = dataset.collate([dataset.example(number, 0)])
         with torch.no_grad():
-            result = module.double().judged(batch, module(batch))
+            result = module.double().sample_result(batch, module(batch))
         expected.append((-result.loss.item(), number, result.answers["sum"].item()))
     with (tmp_path / "errors-test.csv").open(newline="") as file:
         heads, *found = csv.reader(file)
