@@ -51,7 +51,7 @@ def test_a_row_that_fails_is_named_and_the_file_keeps_all_others(tmp_path, monke
 
 
 @pytest.mark.parametrize("module", [gpu, gpu_kernels])
-def test_what_has_an_aim_is_a_row_and_so_are_peers(module):
+def test_aims_and_peers_are_rows(module):
     rows = module.rows(options())
     names = {peer for row in rows.values() for peer in row.peers}
     assert names <= rows.keys()
@@ -116,7 +116,7 @@ def test_a_row_is_measured_at_a_toy_size(tmp_path, own_environment, name):
 
 
 @pytest.mark.slow
-def test_what_is_tested_on_a_gpu_runs_on_a_cpu():
+def test_the_tests_of_a_gpu_run_on_a_cpu():
     few = "not compiled and not lora and (Qwen2 or without_fsdp or masks or (bits and toy))"
     command = ["-m", "pytest", "-q", "-n0", "-m", "gpu", "tests/gpu", "-k", few]
     done = run(*command, ACCELERATOR="cpu", PYTHONWARNINGS="")

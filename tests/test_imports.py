@@ -105,7 +105,7 @@ def test_imports_are_ten_deep_at_most_and_run_in_no_circle() -> None:
     assert not {name: depth(name) for name in files if depth(name) > MOST_DEEP}
 
 
-def test_what_a_script_names_is_found_in_its_package() -> None:
+def test_public_names_are_found_in_their_packages() -> None:
     from lit_models.occupation_coder import LitOccupationCoder
     from lit_models.training import ExactModule, LossSum, default_callbacks, status
 

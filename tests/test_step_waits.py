@@ -222,7 +222,7 @@ def test_dropout_by_sample_asks_the_device_for_nothing(files, no_autocast, name)
     assert not copies.names
 
 
-def test_what_is_sent_to_the_device_is_seen():
+def test_copies_to_the_device_are_recorded():
     x = torch.zeros(3, device=META)
     with Copies() as copies:
         x.to(torch.float64).copy_(x)

@@ -91,7 +91,7 @@ def test_a_rank_that_hangs_ends_and_leaves_its_stack(tmp_path: Path) -> None:
     assert '"rank": 0' in stacks[0]
 
 
-def test_of_a_frozen_rank_the_other_one_says_that_it_is_frozen(tmp_path: Path) -> None:
+def test_a_frozen_rank_is_named_by_the_other_one(tmp_path: Path) -> None:
     more = TWO_RANKS.format(30)  # while the other rank starts
     output = failed(training(tmp_path, "stop", "--trainer.devices=2", more=more))
     shown = " ".join(output.split())
@@ -101,7 +101,7 @@ def test_of_a_frozen_rank_the_other_one_says_that_it_is_frozen(tmp_path: Path) -
     assert not (tmp_path / "run" / "failure.json").exists()  # no rank failed
 
 
-def test_a_loader_worker_that_is_killed_is_told_as_that(tmp_path: Path) -> None:
+def test_a_killed_loader_worker_is_named_as_the_cause(tmp_path: Path) -> None:
     output = failed(training(tmp_path, "lose a worker", "--data.num_workers=1"))
     shown = " ".join(output.split())
     assert re.search(r"error: RuntimeError: DataLoader worker \(pid \d+\) is killed", shown)
@@ -114,7 +114,7 @@ def test_a_loader_worker_that_is_killed_is_told_as_that(tmp_path: Path) -> None:
     assert (report["rank"], report["step"]) == (0, 5)
 
 
-def test_who_presses_ctrl_c_twice_ends_a_run_that_hangs(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_a_run_that_hangs(tmp_path: Path) -> None:
     ledger = tmp_path / "run" / "ledger.jsonl"
 
     def interrupt_twice(process: subprocess.Popen) -> None:

@@ -164,7 +164,7 @@ def test_weights_gathered_in_bfloat16_have_nearly_the_losses_of_float64(runs, fa
 
 @pytest.mark.soak
 @pytest.mark.parametrize("cell", OTHER_CELLS, ids=name_of)
-def test_nor_does_it_in_any_other_cell(all_runs, cell):
+def test_a_run_does_not_depend_on_any_other_cell_either(all_runs, cell):
     assert_one_device_ran_the_same(all_runs, cell)
 
 
@@ -212,5 +212,5 @@ def test_sets_smaller_than_the_world_are_used_once(runs, rows, strategy, num_pro
 @pytest.mark.parametrize("rows", SMALL_SETS[2:])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("num_processes", [2, 3, 4])
-def test_so_are_sets_of_other_sizes(all_runs, rows, strategy, num_processes):
+def test_sets_of_other_sizes_are_used_once(all_runs, rows, strategy, num_processes):
     assert_used_once(all_runs, rows, strategy, num_processes)

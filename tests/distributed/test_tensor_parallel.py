@@ -104,7 +104,7 @@ def test_every_rank_holds_its_part_of_parameters_and_moments(runs, name, ranks):
             assert held["local"] / held["whole"] <= 1.1 * copies / ranks
 
 
-def test_what_is_not_split_stays_equal_in_all_bits_within_a_group(runs):
+def test_unsplit_parameters_stay_equal_in_all_bits_within_a_group(runs):
     for name, groups in (("pair", [(0, 1)]), ("square gpt2", [(0, 1), (2, 3)])):
         for group in groups:
             facts = [of_rank(runs / name, rank) for rank in group]

@@ -175,7 +175,7 @@ def test_a_run_that_a_threshold_has_ended_has_no_epoch_more(tmp_path, value, epo
         assert epochs_of(tmp_path, EarlyStopping("val/loss", stopping_threshold=value)) == epochs
 
 
-def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_path):
+def test_a_stop_during_a_validation_is_saved_with_all_steps(tmp_path):
     callbacks = [Preemption(), StopBefore(2 * STEPS - 1)]
     trainer = toy_trainer(tmp_path, callbacks=callbacks, max_epochs=3)
     trainer.fit(LitToy(), ToyData())
@@ -186,7 +186,7 @@ def test_a_stop_that_is_heard_of_in_a_validation_is_saved_with_all_steps(tmp_pat
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_would_train_something_else_or_hang_is_refused(tmp_path, message):
+def test_callbacks_and_intervals_that_would_change_the_run_are_refused(tmp_path, message):
     with pytest.raises(ValueError, match=message):
         toy_trainer(tmp_path, **REFUSED[message]).fit(LitToy(), ToyData())
     assert not list(tmp_path.iterdir())
@@ -225,7 +225,7 @@ def test_a_schedule_is_asked_after_optimizer_steps_with_accumulation_too(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric")
-def test_a_run_that_is_told_to_stop_before_a_metric_is_there_ends_in_peace(tmp_path):
+def test_a_run_that_stops_before_its_metric_exists_saves_and_resumes(tmp_path):
     def module() -> LitStepwise:  # its rate falls with each validation but the first
         plateau = {"mode": "max", "factor": 0.7, "patience": 0, "threshold": 1e9}
         return LitStepwise(partial(ReduceLROnPlateau, **plateau), STEPS)

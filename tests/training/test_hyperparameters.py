@@ -242,7 +242,7 @@ def test_a_model_folders_own_code_is_not_run(tmp_path):
     assert os.listdir(tmp_path)
 
 
-def test_an_option_that_only_another_version_has_is_told_and_has_no_effect(done, toy_config):
+def test_an_option_of_another_version_warns_and_has_no_effect(done, toy_config):
     done("fit", "--config=toy.yaml")
     path = Path("runs/toy/checkpoints/last.ckpt")
     content = torch.load(path, weights_only=True)

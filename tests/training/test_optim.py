@@ -111,7 +111,7 @@ def test_a_head_that_is_the_embedding_too_is_trained_as_that() -> None:
     assert (group["kind"], group["weight_decay"]) == ("others", 0.0)
 
 
-def test_it_is_torchs_muon_on_matrices_and_torchs_adamw_on_the_rest():
+def test_muon_equals_torchs_on_matrices_and_torchs_adamw_on_the_rest():
     ours, theirs = network().bfloat16(), network().bfloat16()  # torch iterates in bfloat16 only
     both = {"lr": 0.02, "weight_decay": 0.1}
     optimizer = optim.MuonAdamW(groups_of(ours), adamw_factor=0.5, **both)
@@ -145,7 +145,7 @@ def test_parameters_without_a_gradient_stand_still():
     assert moved == ["1.weight", "1.bias"]
 
 
-def test_found_inf_leaves_a_step_out_where_it_is_computed():
+def test_muon_skips_a_step_with_found_inf():
     nets = [network(), network()]
     skipping, plain = (optim.MuonAdamW(groups_of(net), lr=0.1) for net in nets)
     for found_inf in (0.0, 1.0, 0.0):

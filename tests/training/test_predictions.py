@@ -125,7 +125,7 @@ def test_the_largest_come_first_and_those_that_rounding_sets_apart_by_their_numb
         assert rows([loss], [0])[0, 0].item() == pytest.approx(loss, rel=1 / 4096)
 
 
-def test_fillers_and_right_answers_are_nobody_and_what_is_no_number_is_worst():
+def test_fillers_and_right_answers_are_left_out_and_nan_is_worst():
     found = worst_of(rows([math.inf, 9.0, math.nan, 1.0], [0, 1, 2, 3], [1, 0, 1, 1]), 4)
     assert ids_of(found) == [2, 0, 3]
     said = {"answer": torch.arange(3)}

@@ -55,7 +55,7 @@ def test_a_whole_run_is_proven(whole, capsys):
     assert content["ledger"]["hash"] == lines_of(whole)[STEPS]["hash"]  # after the first line
 
 
-def test_a_limited_epoch_is_told_with_its_counts_and_decides_for_several(whole, tmp_path, capsys):
+def test_a_limited_epoch_is_reported_with_its_counts(whole, tmp_path, capsys):
     fit(tmp_path, limit_train_batches=2)
     assert run_command("verify", [str(tmp_path), str(whole)]) == Status.CUT
     shown = capsys.readouterr().out
@@ -73,12 +73,12 @@ def test_the_banner_counts_what_an_epoch_uses(tmp_path, limit, capsys):
 
 
 @pytest.mark.parametrize("num_lines", [1, 2, 8, STEPS, STEPS + 1])
-def test_a_tail_that_is_cut_off_beside_the_checkpoints_is_told(run, num_lines):
+def test_a_ledger_shorter_than_its_checkpoints_is_reported(run, num_lines):
     write(run, lines_of(run)[:-num_lines])
     assert verify_run(run).status == (Status.CUT if num_lines == 1 else Status.MISSING)
 
 
-def test_a_step_that_stands_twice_is_told(run):
+def test_a_repeated_step_is_reported(run):
     lines = lines_of(run)
     write(run, [*lines[:4], dict(lines[3]), *lines[4:]])
     assert {Status.DOUBLED, Status.EDITED} <= {f.status for f in verify_run(run).findings}
@@ -121,7 +121,7 @@ def test_a_forged_chain_is_denied_by_the_checkpoints(run):
     assert_denied(run, Status.CHECKPOINT, "the ledger lacks the line it was saved at")
 
 
-def test_a_checkpoint_of_another_step_or_with_another_byte_is_told(run):
+def test_a_checkpoint_of_another_step_or_with_another_byte_is_reported(run):
     path = run / "checkpoints" / "last.ckpt"
     content = bytearray(path.read_bytes())
     torch.save({**read_checkpoint(path), "global_step": 13}, path)
@@ -142,7 +142,7 @@ def test_a_step_that_a_scaler_left_out_is_not_in_the_weights(run):
     assert sum(use.num_steps for use in proof.epochs) == STEPS - 1
 
 
-def test_a_missing_step_and_another_plan_are_told(run):
+def test_a_missing_step_and_another_plan_are_reported(run):
     plan = json.loads((run / "plan.json").read_text())
     other = {**plan, "request": {**plan["request"], "seed": plan["request"]["seed"] + 1}}
     (run / "plan.json").write_text(json.dumps(other))

@@ -148,7 +148,7 @@ def test_a_resume_with_another_plan_is_refused_and_the_cause_is_named(tmp_path):
         fit(tmp_path, resume=True, data=ToyData(global_batch_size=10))
 
 
-def test_a_smaller_epoch_is_said(tmp_path):
+def test_a_resume_with_a_smaller_epoch_warns(tmp_path):
     fit(tmp_path, cut_at=5)
     with pytest.warns(UserWarning, match=r"an epoch has 6 optimizer steps, and had 7 when"):
         fit(tmp_path, resume=True, limit_train_batches=6)

@@ -155,7 +155,7 @@ def held(folder: Path, processes: int = 1) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_of_runs_started_at_once_in_one_folder_one_holds_it(tmp_path, is_resumed):
+def test_one_of_several_runs_started_at_once_holds_the_folder(tmp_path, is_resumed):
     folder = make_run(tmp_path / "demo") if is_resumed else tmp_path / "demo"
     with held(folder, 4) as answers:
         assert answers[0] == ""

@@ -133,7 +133,7 @@ def test_the_parsed_strategy_has_the_option(in_file, given, tmp_path):
     assert trainer.max_epochs == 3
 
 
-def test_a_name_without_a_class_is_told_what_takes_options(tmp_path):
+def test_options_of_a_name_without_a_class_are_an_error_with_the_way_out(tmp_path):
     option = "--trainer.strategy.bucket_cap_mb=50"
     words = "the strategy `ddp_spawn` takes no options.*start_method=spawn"
     with pytest.raises(ValueError, match=words):
