@@ -25,11 +25,11 @@ def test_it_is_said_what_a_plain_module_loses_on_two_devices(tmp_path: Path) -> 
     assert statuses == [1], printed
     facts = json.loads((tmp_path / "page" / "certificate.json").read_text())
     [way] = facts["ways"]
-    told = "\n".join(way["sentences"])
-    assert "samples: validation: 22 samples of 21, 1 twice (" in told
-    assert "samples: epoch 0: 22 samples of 21, 1 twice (" in told
-    assert "samples: step 1: 8 samples of 4, " in told
-    assert "files: predictions: 21 lines of 21, 0 of them the same" in told
+    sentences = "\n".join(way["sentences"])
+    assert "samples: validation: 22 samples of 21, 1 twice (" in sentences
+    assert "samples: epoch 0: 22 samples of 21, 1 twice (" in sentences
+    assert "samples: step 1: 8 samples of 4, " in sentences
+    assert "files: predictions: 21 lines of 21, 0 of them the same" in sentences
     assert way["metrics"].startswith("NOT ")
     assert way["sentences"][-1] == "parted first in step 1, by its samples"
     assert list(facts["left out"]) == ["test"]

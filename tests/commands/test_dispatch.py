@@ -24,14 +24,14 @@ def test_each_command_has_help_and_a_summary(done, name):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "line",
     [
         *("submit --help x", "submit --config none.yaml --help", "submit -h --nodes=x"),
         *("report -h x", "chain --to --help"),
     ],
 )
-def test_help_is_shown_wherever_it_is_asked_for(done, given):
-    assert f"usage: unisono {given.split()[0]}" in done(*given.split())
+def test_help_is_shown_wherever_it_is_asked_for(done, line):
+    assert f"usage: unisono {line.split()[0]}" in done(*line.split())
 
 
 def limited(
@@ -46,7 +46,7 @@ def limited(
 
 
 @pytest.mark.parametrize(
-    ("given", "values"),
+    ("line", "values"),
     [
         ("--time-limit-h 2", {"time_limit_h": 2.0}),
         ("--time_limit_h=2e0 --place=~/a", {"time_limit_h": 2.0, "place": Path.home() / "a"}),
@@ -54,13 +54,13 @@ def limited(
         ("--a.time-limit-h=1 --seed 2 --json", {"json": True, "run_options": 3}),
     ],
 )
-def test_options_of_a_command_are_read_by_their_types(given, values):
-    rest = given.split()[: values.pop("run_options", 0)]  # as they were typed
-    assert arguments_of(given.split(), limited) == {"run_options": rest, **values}
+def test_options_of_a_command_are_read_by_their_types(line, values):
+    rest = line.split()[: values.pop("run_options", 0)]  # as they were typed
+    assert arguments_of(line.split(), limited) == {"run_options": rest, **values}
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("line", "message"),
     [
         ("submit --gpus-per-node=two", "argument --gpus-per-node: invalid int value: 'two'. `unis"),
         ("doctor --timeout_s x", "argument --timeout-s: invalid float value: 'x'. `unisono do"),
@@ -72,21 +72,21 @@ def test_options_of_a_command_are_read_by_their_types(given, values):
         ),
     ],
 )
-def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(done, given, message):
-    assert message in " ".join(done(*given.split(), status=2).split())
+def test_a_value_of_a_wrong_type_names_the_option_as_it_is_typed(done, line, message):
+    assert message in " ".join(done(*line.split(), status=2).split())
 
 
 def read(ckpt: Path, *, to: Path, fast: bool = False) -> None:
     """Of one place."""
 
 
-@pytest.mark.parametrize("given", ["x.ckpt --to=y", "--to y x.ckpt"])
-def test_what_is_required_has_a_place(given):
-    assert arguments_of(given.split(), read) == {"ckpt": Path("x.ckpt"), "to": Path("y")}
+@pytest.mark.parametrize("line", ["x.ckpt --to=y", "--to y x.ckpt"])
+def test_what_is_required_has_a_place(line):
+    assert arguments_of(line.split(), read) == {"ckpt": Path("x.ckpt"), "to": Path("y")}
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("line", "words"),
     [
         ("", "required: ckpt, --to. `unisono read --help`"),
         ("--to y", "required: ckpt"),
@@ -96,9 +96,9 @@ def test_what_is_required_has_a_place(given):
         ("a b --to=y", "`unisono read` takes CKPT, and no `b`. Options are written --name=value"),
     ],
 )
-def test_a_command_says_what_it_lacks_and_what_has_no_place(given, words):
+def test_a_command_says_what_it_lacks_and_what_has_no_place(line, words):
     with pytest.raises(ValueError, match=words):
-        arguments_of(given.split(), read)
+        arguments_of(line.split(), read)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, monkeypatch, capfd):
@@ -116,7 +116,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, monkeypatch, capfd)
 
 
 @pytest.mark.parametrize(
-    ("given", "values"),
+    ("line", "values"),
     [
         ("--data.a.b=1 --data.a.c x", {"a": {"b": 1, "c": "x"}}),
         ("--data.a=null --data.a.b=1", {"a": {"b": 1}}),
@@ -125,10 +125,10 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path, monkeypatch, capfd)
         ('--data.a=1 --data={"b-c":2} --data.d-e=3', {"b-c": 2, "d-e": 3}),
     ],
 )
-def test_options_of_a_group_are_joined_in_their_order(given, values):
+def test_options_of_a_group_are_joined_in_their_order(line, values):
     def function(*, data: dict | None = None) -> None: ...
 
-    assert arguments_of(given.split(), function) == {"data": values}
+    assert arguments_of(line.split(), function) == {"data": values}
 
 
 def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path):
@@ -138,8 +138,8 @@ def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path):
 
     config = tmp_path / "c.yaml"
     config.write_text("to: a\nonly: [b, c]\ndata: {e: {f: 1}}\nseed: 2\n")
-    given = ["--seed=3", f"--config={config}", "--data.e.g=2"]
-    assert arguments_of(given, function) == {
+    words = ["--seed=3", f"--config={config}", "--data.e.g=2"]
+    assert arguments_of(words, function) == {
         "to": "a",
         "seed": 3,
         "only": ["b", "c"],
@@ -147,10 +147,10 @@ def test_a_config_gives_the_values_of_a_command_with_a_mapping(tmp_path):
     }
     config.write_text("trainer: {}\n")
     with pytest.raises(ValueError, match="has the key `trainer`; keys here are data, to, seed, o"):
-        arguments_of(given, function)
+        arguments_of(words, function)
     config.write_text("seed: true\n")
     with pytest.raises(ValueError, match="--seed: invalid int value: 'True'"):
-        arguments_of(given, function)
+        arguments_of(words, function)
 
 
 def test_a_crash_in_native_code_says_where():

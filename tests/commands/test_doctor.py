@@ -42,9 +42,9 @@ def errors(findings):
 def test_a_clean_machine_has_no_error_and_is_left_as_it_was(tmp_path):
     for _ in range(2):  # the first import sets environment variables of torch
         before = dict(os.environ)
-        found = [*check_packages(), *check_machine(tmp_path), *check_gpus(), *check_launcher({})]
-    assert errors(found) == {}
-    assert worst(found) in ("ok", "warning")
+        checks = [*check_packages(), *check_machine(tmp_path), *check_gpus(), *check_launcher({})]
+    assert errors(checks) == {}
+    assert worst(checks) in ("ok", "warning")
     assert list(tmp_path.iterdir()) == []
     assert dict(os.environ) == before
 
@@ -76,11 +76,11 @@ def test_unequal_and_busy_gpus_are_a_warning(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", memory.__getitem__)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    found = check_gpus()
-    assert [f.level for f in found] == ["warning", "warning"]
-    assert "1 x A (80 GiB), 1 x B (40 GiB)" in found[0].what
-    assert "NCCL_P2P_DISABLE=1" in found[0].what
-    assert "GPU 1: 30.0 of 40.0 GiB" in found[1].what
+    checks = check_gpus()
+    assert [f.level for f in checks] == ["warning", "warning"]
+    assert "1 x A (80 GiB), 1 x B (40 GiB)" in checks[0].what
+    assert "NCCL_P2P_DISABLE=1" in checks[0].what
+    assert "GPU 1: 30.0 of 40.0 GiB" in checks[1].what
 
 
 def test_it_counts_in_words_and_no_line_is_wider_than_the_screen(capsys, monkeypatch):
@@ -102,11 +102,11 @@ def doctor(environ, *options):
 @pytest.mark.slow
 def test_collectives_of_two_processes_give_the_known_answers(tmp_path):
     output = in_world(2, doctor, {}, "--collectives", f"--folder={tmp_path}")
-    found = {f["check"]: f for f in findings(output)}
-    assert len(found) == len(findings(output))  # only one rank reports
-    assert not errors(found.values())
-    assert "the known sum of 64 MiB" in found["all-reduce"]["what"]
-    assert found["group"]["what"].startswith("2 ranks by gloo")
+    by_check = {f["check"]: f for f in findings(output)}
+    assert len(by_check) == len(findings(output))  # only one rank reports
+    assert not errors(by_check.values())
+    assert "the known sum of 64 MiB" in by_check["all-reduce"]["what"]
+    assert by_check["group"]["what"].startswith("2 ranks by gloo")
 
 
 def test_a_rank_0_that_cannot_listen_says_so_instead_of_a_traceback(capsys, monkeypatch):
@@ -134,9 +134,9 @@ def test_a_missing_rank_is_an_error_of_all_others(tmp_path):
     assert statuses == [1, 1], "\n".join(printed)
     reasons = ("2/3 clients joined", "wait timeout after 4000ms")
     for rank, (text, reason) in enumerate(zip(printed, reasons, strict=True)):
-        found = {f["check"]: f["what"] for f in findings(text)}
-        assert f"rank {rank} of 3 on" in found["group"]
-        assert reason in found["group"]
+        by_check = {f["check"]: f["what"] for f in findings(text)}
+        assert f"rank {rank} of 3 on" in by_check["group"]
+        assert reason in by_check["group"]
         assert "firewall" in text
 
 
@@ -169,11 +169,11 @@ def test_each_fault_around_a_doctor_is_named_with_its_fix(tmp_path):
     seen = findings(in_world(1, doctor_of_a_faulty_machine, tmp_path, status=1, method="fork"))
     (shared,) = (f for f in seen if f["check"] == "shared memory")
     assert (shared["level"], "--shm-size" in shared["todo"]) == ("warning", True)
-    found = errors(seen)
+    faults = errors(seen)
     for check, what, todo in (
         ("run folder", "cannot be written (Read-only file system)", "--trainer.default_root_dir"),
         ("packages", "lightning 2.6.3 is outside of", "unisono was never run with it"),
     ):
-        assert what in found[check]
-        assert todo in found[check]
-    assert len(found) == 2
+        assert what in faults[check]
+        assert todo in faults[check]
+    assert len(faults) == 2

@@ -200,8 +200,8 @@ def test_a_step_that_used_other_samples_is_refused(run, done):
     digest = ledger_lines(run)[7]["digest"]
     ledger.write_text(ledger.read_text().replace(digest, "0" * 16))
     output = done("replay", RUN, "--step=8", "--trust_checkpoint", status=1)
-    told = " ".join(output.split())
-    assert f"used 8 samples with digest {'0' * 16}, but the plan has 8 with {digest}" in told
+    shown = " ".join(output.split())
+    assert f"used 8 samples with digest {'0' * 16}, but the plan has 8 with {digest}" in shown
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ OTHER = (
 
 def charts_of(page: str) -> dict[str, dict[str, Any]]:
     """Return title -> chart of a page."""
-    found = [json.loads(unescape(text)) for text in re.findall(r'data-chart="([^"]*)"', page)]
-    return {one["title"]: one for one in found}
+    charts = [json.loads(unescape(text)) for text in re.findall(r'data-chart="([^"]*)"', page)]
+    return {one["title"]: one for one in charts}
 
 
 def compared(first: Path, second: Path) -> str:
@@ -191,10 +191,10 @@ def test_a_run_that_has_begun_and_done_nothing(tmp_path):
 def test_a_spike_among_many_points_is_drawn():
     points = [(float(step), 0.0) for step in range(10_000)]
     points[7_777], points[3_333] = (7_777.0, 50.0), (3_333.0, math.nan)
-    kept = reports.thinned(points)
-    assert {(0.0, 0.0), (7_777.0, 50.0), (9_999.0, 0.0)} <= set(kept)
-    assert any(math.isnan(value) for _, value in kept)
-    assert len(kept) <= 4 * reports.MOST_STRETCHES + 6
+    drawn = reports.thinned(points)
+    assert {(0.0, 0.0), (7_777.0, 50.0), (9_999.0, 0.0)} <= set(drawn)
+    assert any(math.isnan(value) for _, value in drawn)
+    assert len(drawn) <= 4 * reports.MOST_STRETCHES + 6
     note = reports.chart("A", {"a": points})["note"]
     assert "10,000 points of a are drawn: no extreme is lost." in note
 

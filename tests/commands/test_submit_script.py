@@ -26,9 +26,9 @@ LOSES = """#!/bin/bash
 trap 'echo lost >> srun.txt; trap "echo heard >> srun.txt; exit 75" USR1' USR1
 echo started >> srun.txt; for i in $(seq 100); do /bin/sleep 0.1; done
 """
-SQUEUE = '#!/bin/bash\necho squeue "$@" >> asked.txt\nexec cat state.txt\n'
+SQUEUE = '#!/bin/bash\necho squeue "$@" >> calls.txt\nexec cat state.txt\n'
 SLEEP = '#!/bin/bash\n[ "$1" = 5 ] || exec /bin/sleep "$1"\n'  # no wait between two checks
-SCONTROL = '#!/bin/bash\necho scontrol "$@" >> asked.txt\necho "$SHOWN"\nexit $REFUSES\n'
+SCONTROL = '#!/bin/bash\necho scontrol "$@" >> calls.txt\necho "$SHOWN"\nexit $REFUSES\n'
 PYTHON = '#!/bin/bash\necho "$@" > python.txt\nexit $NO_UNISONO\n'
 SHOW = "scontrol show job 7"
 REQUEUED = ["squeue --noheader --jobs=7 --format=%T", "scontrol requeue 7"]
@@ -86,8 +86,8 @@ class Node:
         return job.wait(120)
 
     @property
-    def asked(self) -> list[str]:
-        path = self.folder / "asked.txt"
+    def calls(self) -> list[str]:
+        path = self.folder / "calls.txt"
         return path.read_text().splitlines() if path.exists() else []
 
     @property
@@ -105,7 +105,7 @@ def node(tmp_path: Path) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("environ", "status", "asked"),
+    ("environ", "status", "calls"),
     [
         *(({"STATUS": status}, status, []) for status in (0, 1, 2)),
         ({"STATUS": 137, "SHOWN": "PreemptTime=None"}, 137, [SHOW]),
@@ -114,48 +114,48 @@ def node(tmp_path: Path) -> Node:
         ({"STATUS": 75, "REFUSES": 1}, 75, REQUEUED),  # not hidden
     ],
 )
-def test_a_run_that_has_stopped_is_requeued_and_no_other(node, environ, status, asked):
+def test_a_run_that_has_stopped_is_requeued_and_no_other(node, environ, status, calls):
     assert node.run(**environ) == status
-    assert (node.asked, node.srun) == (asked, ["started toy_7"])
+    assert (node.calls, node.srun) == (calls, ["started toy_7"])
 
 
 @pytest.mark.parametrize(
-    ("environ", "status", "asked"),
+    ("environ", "status", "calls"),
     [
         ({"TENTHS": 100, "HEARD": 75}, 0, REQUEUED),
         ({"TENTHS": 4}, 0, []),  # it still succeeds
         ({"TENTHS": 100, "HEARD": 1}, 1, []),  # a failure is reported
     ],
 )
-def test_the_warning_is_passed_on_and_the_run_is_waited_for(node, environ, status, asked):
+def test_the_warning_is_passed_on_and_the_run_is_waited_for(node, environ, status, calls):
     assert node.signalled(signal.SIGUSR1, **environ) == status
-    assert (node.asked, node.srun) == (asked, ["started toy_7", "heard"])
+    assert (node.calls, node.srun) == (calls, ["started toy_7", "heard"])
 
 
 def test_a_warning_that_is_lost_on_its_way_is_repeated(node: Node) -> None:
     node.write("srun", LOSES)
     node.write("sleep", "#!/bin/bash\nexec /bin/sleep 0.3\n")  # between two warnings
-    assert (node.signalled(signal.SIGUSR1), node.asked) == (0, REQUEUED)
+    assert (node.signalled(signal.SIGUSR1), node.calls) == (0, REQUEUED)
     assert node.srun == ["started", "lost", "heard"]
 
 
 def test_the_status_is_that_of_the_run_however_often_the_wait_is_disturbed(node: Node) -> None:
     signals = [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1]
     assert node.signalled(*signals, TENTHS=7, STATUS=3) == 3
-    assert (node.srun.count("heard"), node.asked) == (2, [])
+    assert (node.srun.count("heard"), node.calls) == (2, [])
 
 
 def test_a_warning_that_comes_before_the_run_can_hear_it_requeues(node: Node) -> None:
     node.write("srun", DEAF)
-    assert (node.signalled(signal.SIGUSR1), node.asked) == (0, REQUEUED)
+    assert (node.signalled(signal.SIGUSR1), node.calls) == (0, REQUEUED)
 
 
 @pytest.mark.parametrize(
-    ("signum", "status", "asked"), [(signal.SIGUSR1, 0, REQUEUED), (signal.SIGTERM, 138, [SHOW])]
+    ("signum", "status", "calls"), [(signal.SIGUSR1, 0, REQUEUED), (signal.SIGTERM, 138, [SHOW])]
 )
-def test_a_warning_or_a_cancel_during_the_activation_starts_no_run(node, signum, status, asked):
+def test_a_warning_or_a_cancel_during_the_activation_starts_no_run(node, signum, status, calls):
     ended = node.signalled(signum, after="begun", ACTIVATION_S=0.3)
-    assert (ended, node.asked) == (status, asked)
+    assert (ended, node.calls) == (status, calls)
     assert not (node.folder / "srun.txt").exists()
 
 
@@ -168,8 +168,8 @@ def test_an_activation_that_gives_no_unisono_is_noticed(node: Node) -> None:
 
 
 def test_where_squeue_does_not_answer_the_way_on_is_said(node: Node) -> None:
-    node.write("squeue", "#!/bin/bash\necho squeue >> asked.txt\nexit 1\n")
-    assert (node.run(STATUS=75), node.asked) == (75, ["squeue"] * 5)
+    node.write("squeue", "#!/bin/bash\necho squeue >> calls.txt\nexit 1\n")
+    assert (node.run(STATUS=75), node.calls) == (75, ["squeue"] * 5)
     assert "job 7 ended with status 75 and is not requeued: squeue does not say" in node.errors
     assert "unisono submit as before, with --trainer.default_root_dir=toy_7\n" in node.errors
 
@@ -178,4 +178,4 @@ def test_where_squeue_does_not_answer_the_way_on_is_said(node: Node) -> None:
 def test_a_cancelled_job_stays_cancelled_and_has_saved(node: Node, state: str) -> None:
     (node.folder / "state.txt").write_text(state)
     assert node.signalled(signal.SIGTERM, TENTHS=3, STATUS=75) == 75
-    assert node.asked == REQUEUED[:1]
+    assert node.calls == REQUEUED[:1]
