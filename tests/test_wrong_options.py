@@ -32,6 +32,7 @@ from datamodules.tokenizers.text import TokenizerOptions
 from lit_models import LitCausalLM, LitPreference, LitSeq2Seq
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.generation import GenerationOptions
+from lit_models.causal_lm.module import Samples
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LossWeight, TemperatureSchedule
@@ -53,10 +54,8 @@ from tests.occupation_coder.tiny import trie_of
 decoder = partial(replace, DecoderConfig(hidden_size=16, num_heads=4, num_kv_heads=2))
 lora = partial(LoraOptions, ["q_proj"])
 preference = partial(LitPreference, optimizer=torch.optim.SGD)
-language_model, seq2seq = (
-    partial(LitCausalLM, torch.optim.SGD),
-    partial(LitSeq2Seq, torch.optim.SGD),
-)
+language_model = partial(LitCausalLM, torch.optim.SGD)
+seq2seq = partial(LitSeq2Seq, torch.optim.SGD)
 MINED = {"mined": 3, "unjudged_as_negative": True}
 
 
@@ -87,6 +86,10 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (Seq2SeqDecoding, {"top_p": 0.0}, "decoding.top_p must be 1e-06 to 1, got 0.0"),
     (Seq2SeqConfig, {"num_decoder_layers": 0}, "num_decoder_layers must be at least 1, got 0"),
     (seq2seq, {"lora": lora(base_dtype="bfloat16")}, "base_dtype is bfloat16; an encoder with a"),
+    (lora, {"dropout": 1.0}, "lora.dropout must be 0 to 0.99, got 1.0"),
+    (decoder, {"dropout": 1.0}, "network.dropout must be 0 to 0.99, got 1.0"),
+    (Seq2SeqConfig, {"dropout": 1.0}, "network.dropout must be 0 to 0.99, got 1.0"),
+    (Samples, {"prompts": ["a"], "every_n_steps": 0}, "every_n_steps must be at least 1, got 0"),
     (LossWeight, {"weight": -1.0}, r"a weight and a begin of 0 or more .* got .*weight=-1\.0"),
     (LossWeight, {"begin": 5, "end": 5}, "an end after its begin, got .*begin=5, end=5"),
     (TemperatureSchedule, {"begin": 9, "until": 9}, "before until, got .*begin=9, until=9"),

@@ -43,6 +43,7 @@ class LoraOptions:
             raise ValueError("lora.targets names no layer; give some, such as [q_proj, v_proj].")
         check_range("lora", 1, rank=self.rank)
         check_range("lora", 1e-6, alpha=self.alpha)
+        check_range("lora", 0, 0.99, dropout=self.dropout)
 
 
 class LoraLinear(nn.Module):

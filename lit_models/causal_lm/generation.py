@@ -104,8 +104,7 @@ def generate(
     Args:
         network: in eval mode.
         input_ids: [B, S] int64, padded on the right.
-        lengths: [B] int64, number of tokens of each prompt, at least 1 and at most the network's
-            learned positions, see `read_prompts`.
+        lengths: [B] int64, tokens of each prompt, from 1 to the network's learned positions.
         sample_ids: [B], with the seed they determine each prompt's draws.
         hear: called with all completions' tokens so far; returning True stops the generation.
 

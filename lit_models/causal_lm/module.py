@@ -18,6 +18,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from datamodules.core.batches import TERM, TextBatch
+from datamodules.core.plan import check_range
 from datamodules.core.planned import ModelFacts
 from datamodules.core.store import digest_of
 from datamodules.text.prompts import PromptDataset, completion_text, read_prompts, rows_in_memory
@@ -391,8 +392,7 @@ class Samples(Callback):
         generation: options; `None` draws 200 tokens at temperature 0.8.
 
     Raises:
-        ValueError: at the start of training, if there is no prompt, or one that the model cannot
-            read.
+        ValueError: an interval below 1, no prompt, or one that the model cannot read.
     """
 
     def __init__(
@@ -401,9 +401,9 @@ class Samples(Callback):
         every_n_steps: int = 500,
         generation: GenerationOptions | None = None,
     ) -> None:
-        self.every_n_steps, self._seen_step = every_n_steps, 0
+        check_range("Samples", 1, every_n_steps=every_n_steps)
+        self.prompts, self.every_n_steps = prompts, every_n_steps
         self.options = generation or GenerationOptions(max_new_tokens=200, temperature=0.8)
-        self.prompts = prompts
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seen_step = trainer.global_step
@@ -423,8 +423,7 @@ class Samples(Callback):
                 board.experiment.add_text(f"samples/{number}", block, step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        ledger = ledger_of(trainer)
-        if ledger is not None and ledger.is_stopping:
+        if getattr(ledger_of(trainer), "is_stopping", False):
             return
         text, *_ = pl_module.completions(self.dataset, self.options, trainer.strategy.predict_step)
         if trainer.is_global_zero:

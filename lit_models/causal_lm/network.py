@@ -55,7 +55,7 @@ class DecoderConfig:
         dropout: after embedding, attention and feed-forward, 0 to below 1.
 
     Raises:
-        ValueError: a size is below 1, or sizes do not fit each other.
+        ValueError: a size or the rate is out of its range, or sizes do not fit each other.
     """
 
     vocab_size: int | None = None
@@ -76,6 +76,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         check_range("network", 1, **{n: v for n, v in vars(self).items() if type(v) is int})
+        check_range("network", 0, 0.99, dropout=self.dropout)
         unit = self.num_heads * (2 if self.positions == "rotary" else 1)  # it turns pairs
         if self.hidden_size % unit or self.num_heads % self.kv_heads:
             raise ValueError(

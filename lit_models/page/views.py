@@ -537,9 +537,8 @@ async def answer(shelf: Shelf, model: Model, text: str, talk: Any, options: Any)
             token_ids[:] = rows
             return stop.is_deleted or not stop.visible
 
-        task = asyncio.create_task(
-            shelf.compute(lambda: module.generate([prompt], hear, **options))
-        )
+        writing = shelf.compute(lambda: module.generate([prompt], hear, **options))
+        task = asyncio.create_task(writing)
         while not task.done():
             await asyncio.wait([task], timeout=0.1)
             shown.set_text(module.tokenizer.decode_continuation(token_ids[0] if token_ids else []))

@@ -35,7 +35,7 @@ class Seq2SeqConfig:
         dropout: after embeddings and blocks, 0 to below 1.
 
     Raises:
-        ValueError: a size is below 1.
+        ValueError: a size or the rate is out of its range.
     """
 
     vocab_size: int | None = None
@@ -48,6 +48,7 @@ class Seq2SeqConfig:
 
     def __post_init__(self) -> None:
         check_range("network", 1, **{n: v for n, v in vars(self).items() if type(v) is int})
+        check_range("network", 0, 0.99, dropout=self.dropout)
 
     @property
     def recipe(self) -> Recipe:

@@ -177,13 +177,8 @@ def test_a_crosswalk_adds_codes_of_other_systems(tmp_path, caplog):
     index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     rows = [("10000", "7", "M"), ("10000", "7", "M"), ("20000", "4", ""), ("00000", "1", "x")]
     walk = job_table(tmp_path / "walk.csv", rows, "code,hisclass,sex")
-    write_coded_table(
-        index,
-        BOOK,
-        results_of(index),
-        tmp_path / "out.csv",
-        Crosswalk(CrosswalkOptions(walk), BOOK),
-    )
+    crosswalk = Crosswalk(CrosswalkOptions(walk), BOOK)
+    write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv", crosswalk)
     table = columns_of(tmp_path / "out.csv")
     assert table["hisclass_1"] == ["7", "7", "4", "7", "4", "4"]
     assert table["hisclass_2"] == ["4", "4", "", "", "7", "7"]
