@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from datamodules.files.splitting import TEST, TRAIN
-from datamodules.tokenizers.codes import CodeBook, decode
+from datamodules.tokenizers.codes import decode
 from lit_models.occupation_coder.decoding import Decoded
 from lit_models.occupation_coder.loss import summed
-from lit_models.occupation_coder.network import NONE
+from lit_models.occupation_coder.network import NONE, CodeTrie
 from lit_models.training.metrics import SumCount
 
 MOST_DIGITS = 5
@@ -68,15 +68,15 @@ class OccupationMetrics(nn.ModuleDict):
     nats per record. `languages` is indexed by language_id, 0 is the unknown one.
     """
 
+    path: Tensor
+
     def __init__(
-        self, book: CodeBook, languages: list[str], term_weights: Mapping[str, float]
+        self, trie: CodeTrie, languages: list[str], term_weights: Mapping[str, float]
     ) -> None:
         super().__init__()
         self.languages, self.term_weights = list(languages), dict(term_weights)
-        self.num_levels = min(MOST_DIGITS, book.table.shape[1])
-        for digits in range(1, self.num_levels + 1):
-            groups = np.unique(book.table[:, :digits], axis=0, return_inverse=True)[1].reshape(-1)
-            self.register_buffer(f"groups_{digits}", torch.from_numpy(groups), persistent=False)
+        self.num_levels = min(MOST_DIGITS, trie.block_size)
+        self.register_buffer("path", trie.path, persistent=False)
         names = [f"loss_{term}" for term in term_weights] + ["loss", *SCORES]
         names += [f"f1_digits_{digits}" for digits in range(1, self.num_levels + 1)]
         names += [f"f1_language_{language}" for language in languages]
@@ -92,9 +92,12 @@ class OccupationMetrics(nn.ModuleDict):
         scores = set_scores(true_ids, decoded.code_ids)
         for name, score in scores.items():
             self._add(name, score, weight)
+        nodes = [  # [B, K, L + 1] each; equal where the first digits are
+            self.path[ids.clamp(min=0)].masked_fill((ids < 0)[..., None], NONE)
+            for ids in (true_ids, decoded.code_ids)
+        ]
         for digits in range(1, self.num_levels + 1):
-            groups = self.get_buffer(f"groups_{digits}")
-            truncated = set_scores(_at(groups, true_ids), _at(groups, decoded.code_ids))
+            truncated = set_scores(*(part[..., digits] for part in nodes))
             self._add(f"f1_digits_{digits}", truncated["f1"], weight)
         for index, language in enumerate(self.languages):
             is_spoken = batch["language_id"] == index
@@ -166,10 +169,6 @@ class CalibrationBins(Metric):
         place = int(reached[-1])
         limit = (CONFIDENCE_BINS - 1 - place) / CONFIDENCE_BINS
         return limit, float(share[place]), float(accuracy[place])
-
-
-def _at(groups: Tensor, code_ids: Tensor) -> Tensor:
-    return groups[code_ids.clamp(min=0)].masked_fill(code_ids < 0, NONE)
 
 
 NGRAM_SIZES = (1, 5)

@@ -161,7 +161,7 @@ class LitOccupationCoder(ExactModule):
         # The layer returns keys and values, which nothing changes in place.
         warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDPDecoderLayer\)")
         for split in ("val", "test"):
-            metrics = OccupationMetrics(book, languages, self.loss.term_weights)
+            metrics = OccupationMetrics(trie, languages, self.loss.term_weights)
             self.add_module(f"{split}_metrics", metrics)
         self.sets = None if self.decoding.coverage is None else PlausibleSets(self.decoding)
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})

@@ -29,7 +29,8 @@ class CodeTrie(nn.Module):
     `table` [C, L]: symbols of each code, distinct rows; `next_node` [N, V]: child of each node for
     each symbol, -1 where illegal, 0 is the root; `leaf_code` [N]: code that ends in each node, else
     -1; `num_leaves` [N]: codes below each node; `path` [C, L + 1]: nodes from the root to each
-    code. `max_codes` is the maximum number of codes per record.
+    code. Nodes are numbered breadth first, in symbol order; the empty block is not in the tree.
+    `max_codes` is the maximum number of codes per record.
     """
 
     table: Tensor
@@ -40,12 +41,18 @@ class CodeTrie(nn.Module):
 
     def __init__(self, table: Any, vocab_size: int, max_codes: int) -> None:
         super().__init__()
-        for name, values in {"table": table, **trie_arrays(np.array(table), vocab_size)}.items():
-            self.register_buffer(name, torch.as_tensor(values).long().clone(), persistent=False)
-        nodes = [torch.zeros(len(self.table), dtype=torch.long)]  # from the root to each code
-        for symbol in self.table.unbind(1):
-            nodes.append(self.next_node[nodes[-1], symbol])
-        self.register_buffer("path", torch.stack(nodes, dim=1), persistent=False)  # [C, L + 1]
+        table = np.array(table)
+        path = np.zeros((len(table), table.shape[1] + 1), np.int64)
+        for depth in range(1, path.shape[1]):
+            nodes = np.unique(table[:, :depth], axis=0, return_inverse=True)[1]
+            path[:, depth] = path.max() + 1 + nodes.reshape(-1)
+        next_node = np.full((path.max() + 1, vocab_size), -1)
+        next_node[path[:, :-1], table] = path[:, 1:]
+        leaf_code = np.full(len(next_node), -1)
+        leaf_code[path[:, -1]] = np.arange(len(table))
+        arrays = {"table": table, "next_node": next_node, "leaf_code": leaf_code, "path": path}
+        for name, values in {**arrays, "num_leaves": np.bincount(path.ravel())}.items():
+            self.register_buffer(name, torch.as_tensor(values).long(), persistent=False)
         self.max_codes = max_codes
         self.num_codes, self.block_size = self.table.shape
         self.num_nodes, self.vocab_size = self.next_node.shape
@@ -100,29 +107,6 @@ class CodeTrie(nn.Module):
         before = torch.arange(num_codes, device=code_ids.device)[None, :] < block[:, None]
         used = code_ids[:, None, :].masked_fill(~before[None], NONE)  # [B, T, U]
         return self.legal(node, used, depth, block)
-
-
-def trie_arrays(table: np.ndarray, num_symbols: int) -> dict[str, np.ndarray]:
-    """Return the arrays of `CodeTrie` for distinct rows [C, L] of symbol ids, C >= 1; nodes are
-    numbered breadth first, in symbol order. The empty block is not in the tree."""
-    order = np.lexsort(table.T[::-1])
-    rows = table[order]
-    differs = np.ones(rows.shape, dtype=bool)
-    differs[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
-    first_node = np.concatenate([[1], 1 + np.cumsum(differs.sum(axis=0))])
-    num_nodes = int(first_node[-1])
-    next_node = np.full((num_nodes, num_symbols), -1, dtype=np.int32)
-    num_leaves = np.zeros(num_nodes, dtype=np.int32)
-    num_leaves[0] = len(rows)
-    parent = np.zeros(len(rows), dtype=np.int64)
-    for depth in range(rows.shape[1]):
-        node = first_node[depth] + np.cumsum(differs[:, depth]) - 1
-        next_node[parent, rows[:, depth]] = node
-        num_leaves += np.bincount(node, minlength=num_nodes).astype(np.int32)
-        parent = node
-    leaf_code = np.full(num_nodes, -1, dtype=np.int32)
-    leaf_code[parent] = order
-    return {"next_node": next_node, "leaf_code": leaf_code, "num_leaves": num_leaves}
 
 
 class Memory(NamedTuple):

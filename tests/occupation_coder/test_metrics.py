@@ -13,19 +13,20 @@ from datamodules.tokenizers.codes import CodeBook, CodeSystem, named_code_system
 from lit_models.occupation_coder import metrics as coder_metrics
 from lit_models.occupation_coder.decoding import TEMPERATURES, Decoded, TemperatureSearch
 from lit_models.occupation_coder.module import LitOccupationCoder
+from lit_models.occupation_coder.network import NONE, CodeTrie
 
-NONE = -100
 CODES = ["01110", "01120", "01210", "58340"]
 
 
 @pytest.fixture
-def book():
-    return CodeBook(named_code_system("hisco"), CODES, [""] * 4)
+def trie():
+    book = CodeBook(named_code_system("hisco"), CODES, [""] * 4)
+    return CodeTrie(book.table, len(book.symbols), book.max_codes)
 
 
-def metrics_of(book, *languages):
+def metrics_of(trie, *languages):
     metrics = coder_metrics.OccupationMetrics(
-        book, ["unk", *languages], {"seq2seq": 0.25, "flat": 0.75}
+        trie, ["unk", *languages], {"seq2seq": 0.25, "flat": 0.75}
     )
     nothing = torch.zeros(1)
     metrics.add_losses({"seq2seq": nothing, "flat": nothing}, nothing)
@@ -67,23 +68,23 @@ def test_a_repeated_code_counts_once():
     assert [score.item() for score in scores.values()] == [1.0] * 5
 
 
-def test_fewer_digits_forgive_errors_in_the_last_ones(book):
-    metrics = metrics_of(book)
+def test_fewer_digits_forgive_errors_in_the_last_ones(trie):
+    metrics = metrics_of(trie)
     metrics.update(decoded([[1], [2], [3]]), batch_of([[0], [0], [0]]))
     values = {name: metric.compute().item() for name, metric in metrics.items()}
     assert [round(values[f"f1_digits_{d}"] * 3) for d in (1, 2, 3, 4, 5)] == [2, 2, 1, 0, 0]
     assert values["f1_digits_5"] == values["f1"]
 
 
-def test_two_codes_that_agree_in_their_first_digits_are_one_there(book):
-    metrics = metrics_of(book)
+def test_two_codes_that_agree_in_their_first_digits_are_one_there(trie):
+    metrics = metrics_of(trie)
     metrics.update(decoded([[2, NONE]]), batch_of([[0, 1]]))
     assert metrics["f1_digits_1"].compute() == 1.0
     assert metrics["f1_digits_5"].compute() == 0.0
 
 
-def test_languages_and_seen_strings_are_counted_apart_and_fillers_nowhere(book):
-    metrics = metrics_of(book, "en")
+def test_languages_and_seen_strings_are_counted_apart_and_fillers_nowhere(trie):
+    metrics = metrics_of(trie, "en")
     metrics.update(
         decoded([[0], [1], [2], [3]]),
         batch_of(
@@ -99,11 +100,11 @@ def test_languages_and_seen_strings_are_counted_apart_and_fillers_nowhere(book):
     assert metrics["f1"].count == 3
 
 
-def test_the_way_records_are_batched_changes_nothing(book):
+def test_the_way_records_are_batched_changes_nothing(trie):
     torch.manual_seed(0)
     true, predicted = torch.randint(0, 4, (21, 2)), torch.randint(0, 4, (21, 3))
     confidence = torch.rand(21)
-    whole, parts = metrics_of(book), metrics_of(book)
+    whole, parts = metrics_of(trie), metrics_of(trie)
     for metrics, cuts in ((whole, [(0, 21)]), (parts, [(0, 4), (4, 5), (5, 21)])):
         for low, high in cuts:
             out = Decoded(predicted[low:high], predicted[low:high] * 0.0, confidence[low:high])
@@ -151,8 +152,8 @@ def test_a_split_of_fillers_leaves_the_temperature_alone():
     assert search.compute() == 1.0
 
 
-def test_losses_are_means_over_records_whatever_a_filler_holds(book):
-    metrics = metrics_of(book)
+def test_losses_are_means_over_records_whatever_a_filler_holds(trie):
+    metrics = metrics_of(trie)
     nan, inf = float("nan"), float("inf")
     first = {"seq2seq": torch.tensor([1.0, inf]), "flat": torch.tensor([2.0, nan])}
     assert metrics.add_losses(first, torch.tensor([1.0, 0.0]))[0] == 1.75
