@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from datamodules.core.plan import check_range
@@ -32,7 +32,7 @@ from lit_models.occupation_coder.network import (
     Memory,
     OccupationNetwork,
 )
-from lit_models.training.metrics import SumCount, in_float32
+from lit_models.training.metrics import in_float32
 
 _ROWS_AT_ONCE = 4096  # hypotheses per pass, which bounds memory: five codes have 120 orders
 
@@ -478,7 +478,6 @@ def nats_by_temperature(
 SHIFT = 12  # low bits of a float32 to drop; sign, exponent and 11 bits of the fraction stay
 NUM_BINS = (0x3F800000 >> SHIFT) + 1  # up to 1.0
 LEAST_BEAMS = 20
-LIMITS = "set_limits"  # key of the recipe
 
 
 @torch.no_grad()
@@ -503,23 +502,35 @@ def code_marginals(
     return marginals.clamp(0, 1)
 
 
-class LimitSearch(Metric):
-    """Counts of records by the probability of their least likely true code.
+class PlausibleSets(Metric):
+    """Search for the limit of sets of codes that hold all true codes in a given share of records,
+    the coverage.
 
-    A bin holds the probabilities that agree in the first 20 bits, less than 0.05 % apart. Counts
+    Split conformal prediction: a set holds every code whose probability reaches a limit. For each
+    of n held-out records, take the probability of its least likely true code; the limit is the k-th
+    smallest of these, k = floor((1 - coverage) (n + 1)). For records from the same distribution,
+    the sets then hold all true codes in a share of at least `coverage`, for any model. The limit
+    holds for marginals from `code_marginals` with the options that `name` tells apart.
+
+    A bin counts the probabilities that agree in the first 20 bits, less than 0.05 % apart. Counts
     are exact on any number of devices; the limit is a bin's lowest value, so never too high.
+
+    Source: Vovk, Gammerman and Shafer 2005, "Algorithmic Learning in a Random World"; Angelopoulos
+    and Bates 2023, "Conformal Prediction: A Gentle Introduction".
     """
 
     counts: Tensor
 
-    def __init__(self, coverage: float) -> None:
+    def __init__(self, options: DecodingOptions) -> None:
         super().__init__()
-        self.coverage = coverage
+        self.coverage, share = options.coverage or 0.0, options.share
+        self.name = f"{self.coverage:g}" + f" at flat_share {share:g}" * (share != 0.5)
         zeros = torch.zeros(NUM_BINS, dtype=torch.float64)
         self.add_state("counts", zeros, dist_reduce_fx="sum")
 
     def update(self, probability: Tensor, weight: Tensor) -> None:
-        """Adds records. Args: probabilities [B] float32, and weights [B], 0 or 1."""
+        """Adds records. Args: probabilities of their least likely true code [B] float32, and
+        weights [B], 0 or 1."""
         bins = (probability.contiguous().view(torch.int32) >> SHIFT).long()
         self.counts = self.counts.double().index_add_(0, bins, weight.double())
 
@@ -532,42 +543,9 @@ class LimitSearch(Metric):
         found = int((self.counts.cumsum(0) < place).sum())
         return torch.tensor([found << SHIFT], dtype=torch.int32).view(torch.float32)[0]
 
-
-class PlausibleSets(nn.Module):
-    """Sets of codes that hold all true codes in a given share of records, the coverage.
-
-    Split conformal prediction: a set holds every code whose probability reaches a limit. For each
-    of n held-out records, take the probability of its least likely true code; the limit is the k-th
-    smallest of these, k = floor((1 - coverage) (n + 1)). For records from the same distribution,
-    the sets then hold all true codes in a share of at least `coverage`, for any model.
-
-    Source: Vovk, Gammerman and Shafer 2005, "Algorithmic Learning in a Random World"; Angelopoulos
-    and Bates 2023, "Conformal Prediction: A Gentle Introduction".
-
-    All methods take marginals [B, C] from `code_marginals` with the same options, as a limit holds
-    for one share of the flat head, and batches of records with codes.
-    """
-
-    def __init__(self, options: DecodingOptions) -> None:
-        super().__init__()
-        coverage, share = options.coverage or 0.0, options.share
-        self.name = f"{coverage:g}" + f" at flat_share {share:g}" * (share != 0.5)
-        self.search = LimitSearch(coverage)
-        self.scores = nn.ModuleDict({"set_coverage": SumCount(), "set_size": SumCount()})
-
-    def observe(self, marginals: Tensor, batch: Mapping[str, Any]) -> None:
-        """Add a batch of held-out records."""
-        self.search.update(least_likely(marginals, batch["code_ids"]), batch["weight"])
-
-    def limits(self) -> dict[str, float]:
-        """Return the limit over the records so far, for the recipe, and reset the search."""
-        limit = float(self.search.compute())
-        self.search.reset()
-        return {self.name: limit}
-
     def limit(self, recipe: Mapping[str, Any]) -> float:
         """The limit in a checkpoint's recipe; ValueError if it has none for this coverage."""
-        limits = recipe.get(LIMITS, {})
+        limits = recipe.get("set_limits", {})
         if self.name not in limits:
             raise ValueError(
                 f"decoding.coverage is {self.name}, and the checkpoint has "
@@ -576,15 +554,6 @@ class PlausibleSets(nn.Module):
                 "--model.optimizer.lr=0 --trainer.max_steps=1 --trainer.val_check_interval=1)."
             )
         return limits[self.name]
-
-    def score(self, marginals: Tensor, limit: float, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a test batch; return the metrics by name: share of records whose set holds all their
-        codes, and number of codes per set."""
-        weight = batch["weight"]
-        is_held = least_likely(marginals, batch["code_ids"]) >= limit
-        self.scores["set_coverage"].update(is_held * weight, weight)
-        self.scores["set_size"].update((marginals >= limit).sum(1) * weight, weight)
-        return dict(self.scores.items())
 
 
 def packed(is_in: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 
 from datamodules.files.splitting import TEST, TRAIN
 from datamodules.tokenizers.codes import decode
-from lit_models.occupation_coder.decoding import Decoded
+from lit_models.occupation_coder.decoding import Decoded, least_likely
 from lit_models.occupation_coder.loss import summed
 from lit_models.occupation_coder.network import NONE, CodeTrie
 from lit_models.training.metrics import SumCount
@@ -26,6 +26,7 @@ MOST_DIGITS = 5
 CONFIDENCE_BINS = 100
 BINS_PER_CALIBRATION_BIN = 10
 SCORES = ("accuracy", "precision", "recall", "f1", "exact_match")
+SET_SCORES = ("set_coverage", "set_size")  # in tests with `decoding.coverage`
 
 
 def set_scores(true_ids: Tensor, predicted_ids: Tensor) -> dict[str, Tensor]:
@@ -118,6 +119,13 @@ class OccupationMetrics(nn.ModuleDict):
         both = [share * terms[name].total for name, share in shares]
         self["loss"].update(torch.stack(both), weight)
         return torch.stack([share * losses[name] for name, share in shares]).sum(0)
+
+    def add_sets(self, marginals: Tensor, limit: float, batch: Mapping[str, Any]) -> None:
+        """Adds a batch to SET_SCORES: share of records whose set holds all their codes, and number
+        of codes per set. Args: probability of each code [B, C]; the lowest one in a set."""
+        is_held, weight = least_likely(marginals, batch["code_ids"]) >= limit, batch["weight"]
+        self._add("set_coverage", is_held, weight)
+        self._add("set_size", (marginals >= limit).sum(1), weight)
 
     def _add(self, name: str, score: Tensor, weight: Tensor) -> None:
         self[name].update(score * weight, weight)

@@ -24,6 +24,7 @@ from lit_models.occupation_coder.decoding import (
     answers,
     code_marginals,
     decode,
+    least_likely,
     nats_by_temperature,
     packed,
 )
@@ -36,11 +37,11 @@ from lit_models.occupation_coder.loss import (
     row_weights,
     summed,
 )
-from lit_models.occupation_coder.metrics import OccupationMetrics, set_scores
+from lit_models.occupation_coder.metrics import SET_SCORES, OccupationMetrics, set_scores
 from lit_models.occupation_coder.network import BlockDecoder, CodeTrie, Memory, OccupationNetwork
 from lit_models.occupation_coder.occcanine.network import OccCanineDecoder, renumbered
 from lit_models.training.exact import ExactModule, flops_per_position
-from lit_models.training.metrics import LossSum, SampleResult, evaluating, texts_for
+from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
 
 EncoderFactory = Callable[[int], Encoder]  # number of languages -> encoder
@@ -164,6 +165,8 @@ class LitOccupationCoder(ExactModule):
             metrics = OccupationMetrics(trie, languages, self.loss.term_weights)
             self.add_module(f"{split}_metrics", metrics)
         self.sets = None if self.decoding.coverage is None else PlausibleSets(self.decoding)
+        for name in () if self.sets is None else SET_SCORES:
+            self.test_metrics[name] = SumCount()
         self.temperature_search = torch.nn.ModuleDict({t: TemperatureSearch() for t in TERMS})
 
     def prepare(self, data: Any, is_new: bool) -> None:
@@ -197,7 +200,7 @@ class LitOccupationCoder(ExactModule):
             self.temperature_search[term].update(nats[term], batch["weight"])
         if self.sets is not None:
             marginals = code_marginals(self.network, memory, flat_logits, self.decoding)
-            self.sets.observe(marginals, batch)
+            self.sets.update(least_likely(marginals, batch["code_ids"]), batch["weight"])
 
     def on_validation_epoch_end(self) -> None:
         temperature = {
@@ -205,7 +208,10 @@ class LitOccupationCoder(ExactModule):
         }
         for search in self.temperature_search.values():
             search.reset()
-        limits = None if self.sets is None else self.sets.limits()
+        limits = {}
+        if self.sets is not None:
+            limits = {self.sets.name: float(self.sets.compute())}
+            self.sets.reset()
         if self.trainer.sanity_checking:
             return
         if self.is_training_run:
@@ -228,9 +234,7 @@ class LitOccupationCoder(ExactModule):
         encoded, result = self._evaluate("test", batch)
         if self.sets is not None:
             marginals = code_marginals(self.network, *encoded, self.decoding)
-            limit = self.sets.limit(self.recipe)
-            for name, metric in self.sets.score(marginals, limit, batch).items():
-                self.log(f"test/{name}", metric, on_step=False, on_epoch=True)
+            self.test_metrics.add_sets(marginals, self.sets.limit(self.recipe), batch)
         return result
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:

@@ -12,7 +12,6 @@ from datamodules.core.batches import padded_texts
 from datamodules.tokenizers.codes import encode
 from lit_models.occupation_coder.decoding import (
     DecodingOptions,
-    LimitSearch,
     PlausibleSets,
     code_marginals,
     least_likely,
@@ -28,9 +27,12 @@ from tests.toy import toy_trainer
 QUARTERS = [0.5, 0.25, 0.75, 0.125, 1.0, 0.0625, 0.375, 0.875, 0.625]
 
 
+def sets_of(coverage):
+    return PlausibleSets(DecodingOptions(coverage=coverage))
+
+
 def limit_of(values, coverage, weight=None):
-    search = LimitSearch(coverage)
-    values = torch.tensor(values)
+    search, values = sets_of(coverage), torch.tensor(values)
     search.update(values, torch.ones(len(values)) if weight is None else weight)
     return float(search.compute())
 
@@ -48,7 +50,7 @@ def test_the_limit_is_the_kth_smallest_probability_of_the_truth():
 
 
 def test_halves_of_the_records_are_added_up():
-    whole, halves = LimitSearch(0.8), [LimitSearch(0.8), LimitSearch(0.8)]
+    whole, halves = sets_of(0.8), [sets_of(0.8), sets_of(0.8)]
     whole.update(torch.tensor(QUARTERS), torch.ones(9))
     for half, part in zip(halves, (QUARTERS[:4], QUARTERS[4:]), strict=True):
         half.update(torch.tensor(part), torch.ones(len(part)))
@@ -58,7 +60,7 @@ def test_halves_of_the_records_are_added_up():
 @pytest.mark.parametrize("coverage", [0.8, 0.9])
 def test_sets_hold_the_truth_in_the_share_of_new_records_over_many_draws(coverage):
     generator = torch.Generator().manual_seed(0)
-    search, shares = LimitSearch(coverage), []
+    search, shares = sets_of(coverage), []
     for _ in range(200):
         lowest = torch.rand(99 + 200, generator=generator) ** 3  # most true codes are unlikely
         limit = search(lowest[:99], torch.ones(99))
@@ -141,7 +143,7 @@ def test_a_validation_finds_the_limit_and_a_test_logs_what_the_sets_hold(tables)
         with pytest.raises(ValueError, match=f"is {name}, and the checkpoint has a limit for 0.9:"):
             again.code(["smith"], **other)
     with pytest.raises(ValueError, match="the checkpoint has no limit for sets"):
-        PlausibleSets(DecodingOptions(coverage=0.9)).limit({})
+        sets_of(0.9).limit({})
 
 
 def predict(coder, folder, name, **options):
