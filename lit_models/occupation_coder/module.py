@@ -203,20 +203,17 @@ class LitOccupationCoder(ExactModule):
             self.sets.update(least_likely(marginals, batch["code_ids"]), batch["weight"])
 
     def on_validation_epoch_end(self) -> None:
-        temperature = {
-            term: float(search.compute()) for term, search in self.temperature_search.items()
-        }
+        searches = self.temperature_search.items()
+        facts = {"temperature": {term: float(search.compute()) for term, search in searches}}
         for search in self.temperature_search.values():
             search.reset()
-        limits = {}
         if self.sets is not None:
-            limits = {self.sets.name: float(self.sets.compute())}
+            facts["set_limits"] = {self.sets.name: float(self.sets.compute())}
             self.sets.reset()
         if self.trainer.sanity_checking:
             return
         if self.is_training_run:
-            self.recipe["temperature"] = temperature
-            self.recipe |= {"set_limits": limits} if limits else {}
+            self.recipe |= facts
         precision, bins = self.decoding.review_for_precision, self.val_metrics["calibration_error"]
         if precision is not None:
             with bins.sync_context(should_sync=self.trainer.world_size > 1):
