@@ -7,7 +7,7 @@ codes of the book.
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -208,62 +208,60 @@ class CrosswalkOptions:
     joined_by: str | None = None
 
 
-class Crosswalk:
-    """Codes of other systems for the codes of a code book.
+def read_crosswalk(options: CrosswalkOptions, book: CodeBook) -> dict[str, np.ndarray]:
+    """Return for each other system its texts by code id, [C + 1], "" for missing targets and id -1.
 
     Raises:
         ValueError: the table has no code of the book, no second column, or a column name that the
             coded table uses itself; or a code has several targets without `joined_by`.
     """
-
-    def __init__(self, options: CrosswalkOptions, book: CodeBook) -> None:
-        table = Table(Path(options.path).expanduser())
-        table.check(["code"], "crosswalk")
-        names = [name for name in table.names if name != "code"]
-        if not names or {"description", "confidence", "set", "confidence_set"} & {*names}:
-            raise ValueError(
-                f"{options.path} has the columns {', '.join(table.names)}; it needs code and one "
-                "for each system, and none that the coded table makes itself (description, "
-                "confidence, set, confidence_set): rename or drop it."
-            )
-        target_lines: dict[str, dict[int, dict[str, int]]] = {name: {} for name in names}
-        unknown: dict[str, int] = {}
-        for line, row in table.rows():
-            code = row["code"].strip()
-            if code not in book:
-                unknown.setdefault(code, line)
-                continue
-            for name in names:
-                if target := row[name].strip():
-                    lines = target_lines[name].setdefault(book.index(code), {})
-                    lines.setdefault(target, line)
-                    if len(lines) > 1 and options.joined_by is None:
-                        (first, at), (second, here) = list(lines.items())[:2]
-                        raise ValueError(
-                            f'{options.path}: the code "{code}" leads to two {name}, "{first}" in '
-                            f'line {at} and "{second}" in line {here}; keep one, or write both '
-                            "with --data.crosswalk.joined_by=+."
-                        )
-        if not any(target_lines.values()):
-            raise ValueError(
-                f"{options.path} has no code of this model, such as {book.codes[0]}; are "
-                "leading zeros lost, or is it of another system?"
-            )
-        if unknown:
+    table = Table(Path(options.path).expanduser())
+    table.check(["code"], "crosswalk")
+    names = [name for name in table.names if name != "code"]
+    if not names or {"description", "confidence", "set", "confidence_set"} & {*names}:
+        raise ValueError(
+            f"{options.path} has the columns {', '.join(table.names)}; it needs code and one "
+            "for each system, and none that the coded table makes itself (description, "
+            "confidence, set, confidence_set): rename or drop it."
+        )
+    target_lines: dict[str, dict[str, dict[str, int]]] = {name: {} for name in names}
+    unknown: dict[str, int] = {}
+    for line, row in table.rows():
+        code = row["code"].strip()
+        if code not in book:
+            unknown.setdefault(code, line)
+            continue
+        for name in names:
+            if target := row[name].strip():
+                lines = target_lines[name].setdefault(code, {})
+                lines.setdefault(target, line)
+                if len(lines) > 1 and options.joined_by is None:
+                    (first, at), (second, here) = list(lines.items())[:2]
+                    raise ValueError(
+                        f'{options.path}: the code "{code}" leads to two {name}, "{first}" in '
+                        f'line {at} and "{second}" in line {here}; keep one, or write both '
+                        "with --data.crosswalk.joined_by=+."
+                    )
+    if not any(target_lines.values()):
+        raise ValueError(
+            f"{options.path} has no code of this model, such as {book.codes[0]}; are "
+            "leading zeros lost, or is it of another system?"
+        )
+    if unknown:
+        log.warning(
+            '%s: %d codes are not in the model\'s book, such as "%s" in line %d: left out.',
+            *(options.path, len(unknown), *next(iter(unknown.items()))),
+        )
+    columns: dict[str, np.ndarray] = {}
+    for name, targets in target_lines.items():
+        if missing := [code for code in book.codes if code not in targets]:
             log.warning(
-                '%s: %d codes are not in the model\'s book, such as "%s" in line %d: left out.',
-                *(options.path, len(unknown), *next(iter(unknown.items()))),
+                '%s: %d of %d codes lead to no %s, such as "%s": empty in the coded table.',
+                *(options.path, len(missing), len(book), name, missing[0]),
             )
-        # Name of a system -> [C + 1] texts by code id, "" for missing targets and id -1.
-        self.targets: dict[str, np.ndarray] = {}
-        for name, targets in target_lines.items():
-            if missing := [c for i, c in enumerate(book.codes) if i not in targets]:
-                log.warning(
-                    '%s: %d of %d codes lead to no %s, such as "%s": empty in the coded table.',
-                    *(options.path, len(missing), len(book), name, missing[0]),
-                )
-            joined = [(options.joined_by or "").join(targets.get(i, {})) for i in range(len(book))]
-            self.targets[name] = np.array([*joined, ""], object)
+        joined = [(options.joined_by or "").join(targets.get(code, {})) for code in book.codes]
+        columns[name] = np.array([*joined, ""], object)
+    return columns
 
 
 def write_coded_table(
@@ -271,7 +269,7 @@ def write_coded_table(
     book: CodeBook,
     results: dict[str, np.ndarray],
     path: Path,
-    crosswalk: Crosswalk | None = None,
+    crosswalk: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Write the coded table to a new file, atomically.
 
@@ -284,13 +282,13 @@ def write_coded_table(
             [D, ceil(C / 8)] uint8, one bit per code, lowest first, for membership in the set of
             plausible codes; embedding [D, W] float32, written to `embeddings_path`.
         path: a table file of any kind.
-        crosswalk: maps to the codes of other systems.
+        crosswalk: codes of other systems, see `read_crosswalk`.
 
     Raises:
         FileExistsError: the file exists, or that of the embeddings.
         RuntimeError: a table has changed since the index was made.
     """
-    is_typed = kind_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
+    crosswalk, is_typed = crosswalk or {}, kind_of(path) in (*PARQUET_SUFFIXES, EXCEL_SUFFIX)
     num_codes = int((results["code_ids"] >= 0).sum(1).max(initial=1))  # the most in any answer
     num_next = results["next_ids"].shape[1] if "next_ids" in results else 0
     # The last entry is empty, for index -1 (no code).
@@ -316,7 +314,7 @@ def write_coded_table(
             columns[f"description_{k + 1}"] = pa.array(descriptions[code_ids], pa.string())
             confidence = results["code_confidence"][ids, k]
             columns[f"confidence_{k + 1}"] = values(confidence, code_ids >= 0)
-            for name, targets in (crosswalk.targets if crosswalk else {}).items():
+            for name, targets in crosswalk.items():
                 columns[f"{name}_{k + 1}"] = pa.array(targets[code_ids], pa.string())
         columns["confidence_set"] = values(results["set_confidence"][ids], is_coded)
         for k in range(num_next):
@@ -342,7 +340,7 @@ def write_coded_table(
     if "embedding" in results and embeddings_path(path).exists():
         raise FileExistsError(f"{embeddings_path(path)} exists and is not overwritten; move it.")
     texts = book.codes + book.descriptions
-    texts += [text for t in (crosswalk.targets if crosswalk else {}).values() for text in t]
+    texts += [text for targets in crosswalk.values() for text in targets]
     write_beside(index.files, index.table, path, len(index.arrays["input_of_row"]), added, texts)
     if "embedding" in results:
         write_embeddings(index, results["embedding"], embeddings_path(path))
@@ -432,7 +430,7 @@ class OccupationDataModule(PlannedDataModule):
         self.on_bad_rows, self.table = on_bad_rows, table
         self.augmentation, self.crosswalk = augmentation or Augmentation(), crosswalk
         self.store: OccupationStore | None = None
-        self.walk: Crosswalk | None = None
+        self.targets: dict[str, np.ndarray] = {}  # of the crosswalk
         if self.options.columns.split and (validation_files or test_files):
             raise ValueError(
                 f'columns.split ("{self.options.columns.split}") divides the training files, and '
@@ -455,7 +453,8 @@ class OccupationDataModule(PlannedDataModule):
             self.index = self._open_index(recipe)
             self.recipe = recipe
             if self.crosswalk is not None and recipe is not None:  # fails before any work is done
-                self.walk = Crosswalk(self.crosswalk, CodeBook.from_dict(recipe["code_book"]))
+                book = CodeBook.from_dict(recipe["code_book"])
+                self.targets = read_crosswalk(self.crosswalk, book)
         elif self.store is None or (
             recipe is not None and encoding_digest(recipe) != encoding_digest(self.store.recipe)
         ):
@@ -557,7 +556,7 @@ class OccupationDataModule(PlannedDataModule):
         """Write the coded table from the `results` that `write_coded_table` describes."""
         assert self.recipe is not None
         book = CodeBook.from_dict(self.recipe["code_book"])
-        write_coded_table(self.index, book, results, path, self.walk)
+        write_coded_table(self.index, book, results, path, self.targets)
 
     def store_request(self, is_trained: bool = False) -> StoreRequest:
         """Return the files and options of the store; the demo table if no file is named. A

@@ -15,9 +15,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from datamodules import Columns, OccupationDataModule
 from datamodules.files.tables import free_names
 from datamodules.occupations.datamodule import (
-    Crosswalk,
     CrosswalkOptions,
     DistinctInputs,
+    read_crosswalk,
     write_coded_table,
 )
 from datamodules.occupations.store import PredictIndex, open_index
@@ -177,7 +177,7 @@ def test_a_crosswalk_adds_codes_of_other_systems(tmp_path, caplog):
     index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
     rows = [("10000", "7", "M"), ("10000", "7", "M"), ("20000", "4", ""), ("00000", "1", "x")]
     walk = job_table(tmp_path / "walk.csv", rows, "code,hisclass,sex")
-    crosswalk = Crosswalk(CrosswalkOptions(walk), BOOK)
+    crosswalk = read_crosswalk(CrosswalkOptions(walk), BOOK)
     write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv", crosswalk)
     table = columns_of(tmp_path / "out.csv")
     assert table["hisclass_1"] == ["7", "7", "4", "7", "4", "4"]
@@ -210,7 +210,7 @@ def test_a_crosswalk_that_leads_nowhere_is_refused_before_any_work(tmp_path, mon
 def test_two_targets_of_one_code_are_joined_where_the_options_say_so(tmp_path):
     text_file(tmp_path / "walk.csv", "code,hisclass\n20000,7\n20000,8\n")
     options = CrosswalkOptions(str(tmp_path / "walk.csv"), joined_by="+")
-    assert Crosswalk(options, BOOK).targets["hisclass"].tolist() == ["", "7+8", ""]
+    assert read_crosswalk(options, BOOK)["hisclass"].tolist() == ["", "7+8", ""]
 
 
 def test_nothing_is_overwritten(tmp_path):
