@@ -1,10 +1,10 @@
 """Reader of OccCANINE models, from folders in the hub's layout and from local files."""
 
-import csv
 import json
 import re
 import string
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from datamodules.files.tables import Table
 from datamodules.occupations.store import RECIPE_VERSION, UNKNOWN
 from datamodules.tokenizers.codes import (
     CONTROL_SYMBOLS,
@@ -22,10 +23,9 @@ from datamodules.tokenizers.codes import (
     CodeSystem,
     TextNormalisation,
 )
-from lit_models.occupation_coder.occcanine.network import NEW_LOGIT, OccCanineDecoder
-from lit_models.occupation_coder.occcanine.network import OccCanineEncoder as Encoder
+from lit_models.occupation_coder.occcanine import network
 from lit_models.training.checkpoints import damage, plain_data
-from lit_models.training.hyperparameters import INSTANTIATOR
+from lit_models.training.hyperparameters import plain_values
 
 LANGUAGES = ("ca", "da", "de", "el", "en", "es", "fr", "is", "it", "nl", "no", "pt", "sv")
 POSITIONS, LONGEST_TEXT = 128, 119  # 128 less "en[SEP]" and two marks
@@ -70,7 +70,7 @@ def content_of(path: Path) -> dict[str, Any] | None:
     if not num_rows:  # a flat head that is still to be trained
         place = torch.arange(len(codes))
         state[f"{head}.weight"] = torch.zeros(len(codes), width)
-        state[f"{head}.bias"] = torch.full((len(codes),), NEW_LOGIT)
+        state[f"{head}.bias"] = torch.full((len(codes),), network.NEW_LOGIT)
     for part in ("weight", "bias"):
         weights[f"network.flat.codes.{part}"] = state[f"{head}.{part}"][place]
     decoder, layers = _decoder(state, len(book.symbols), width)
@@ -83,24 +83,24 @@ def content_of(path: Path) -> dict[str, Any] | None:
     # If one of the heads is not trained, decode and train with the other.
     method, share = ("mixed", 0.5) if num_rows else ("beam", 1.0)
     method, share = ("flat", 0.0) if is_flat else (method, share)
+    hyperparameters: dict[str, Any] = {
+        "_class_path": "lit_models.LitOccupationCoder",
+        "decoding": {"method": method},
+        "loss": {"seq2seq_weight": share},
+        "optimizer": partial(torch.optim.AdamW, lr=2e-5),
+        "encoder": partial(network.OccCanineEncoder, canine=canine, positions=POSITIONS),
+        "decoder": partial(
+            network.OccCanineDecoder,
+            num_layers=layers,
+            num_heads=DECODER_HEADS,
+            feed_forward=inner,
+            dropout=config.get("dropout_rate") or 0.0,
+            repeats=bool(book.system.specials),  # which only HISCO has
+        ),
+    }
     return {
         "state_dict": {**weights, **decoder},
-        "hyper_parameters": {
-            "_class_path": "lit_models.LitOccupationCoder",
-            "_instantiator": INSTANTIATOR,
-            "decoding": {"method": method},
-            "loss": {"seq2seq_weight": share},
-            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 2e-5}},
-            "encoder": _spec(Encoder, canine=canine, positions=POSITIONS),
-            "decoder": _spec(
-                OccCanineDecoder,
-                num_layers=layers,
-                num_heads=DECODER_HEADS,
-                feed_forward=inner,
-                dropout=config.get("dropout_rate") or 0.0,
-                repeats=bool(book.system.specials),  # which only HISCO has
-            ),
-        },
+        "hyper_parameters": plain_values(hyperparameters),
         "occupation_recipe": {
             "version": RECIPE_VERSION,
             "normalisation": TextNormalisation(fold_accents=True).to_dict(),
@@ -113,10 +113,6 @@ def content_of(path: Path) -> dict[str, Any] | None:
         "global_step": 0,
         "epoch": 0,
     }
-
-
-def _spec(kind: type, **init_args: Any) -> dict[str, Any]:
-    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": init_args}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -156,16 +152,11 @@ def _key(
         )
     if file.suffix == ".json":
         return {str(code): int(row) for code, row in _json(file).items()}, {}
-    with file.open(newline="", encoding="utf-8-sig") as opened:
-        rows = list(csv.DictReader(opened))
-    names = set(rows[0]) if rows else set()
-    code = next((name for name in ("system_code", "hisco") if name in names), None)
-    if code is None or "code" not in names:
-        raise ValueError(
-            f"{file} must have the columns code (row of the flat head) and system_code or hisco; "
-            f"it has {', '.join(sorted(names)) or 'no row'}."
-        )
-    text = next((name for name in ("desc", "en_hisco_text") if name in names), code)
+    table = Table(file)
+    code = "system_code" if "system_code" in table.names else "hisco"
+    table.check(["code", code])
+    rows = [row for _, row in table.rows()]
+    text = next((name for name in ("desc", "en_hisco_text") if name in table.names), code)
     sound = [row for row in rows if row["code"].isdecimal()]
     described = {row[code]: row[text] for row in sound} if text != code else {}
     return {row[code]: int(row["code"]) for row in sound}, described

@@ -152,7 +152,7 @@ FAULTS = {
     "cut": "model.safetensors is damaged",
     "without weights": "lacks model.safetensors and pytorch_model.bin",
     "without codes": r"names no codes: put key.json .* for HISCO, Key.csv",
-    "columns": "must have the columns code .* it has a, b",
+    "columns": r'no column "code" .* it has: a, b',
     "rows": "2 codes with rows up to 77, and the flat head has 9 rows",
     "config": "config.json is damaged",
     "another network": "config, but its weights are of another layout",
