@@ -25,7 +25,7 @@ _HOME = {
     "ShardDataModule": "datamodules.shards.datamodule",
     "SplitOptions": "datamodules.files.splitting",
     "TextDataModule": "datamodules.text.texts",
-    "TextOptions": "datamodules.occupations.store",
+    "TextOptions": "datamodules.tokenizers.codes",
     "TextSplit": "datamodules.files.splitting",
     "TokenizerOptions": "datamodules.tokenizers.text",
 }

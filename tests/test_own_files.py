@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules import Columns, OccupationDataModule, SplitOptions, TextOptions
+from datamodules import Columns, OccupationDataModule, SplitOptions
 from datamodules.files.tables import Table, cell_text
 from datamodules.occupations.datamodule import NearestTexts, write_coded_table
 from datamodules.occupations.store import open_index
@@ -13,7 +13,7 @@ from datamodules.text.pairs import text_ids
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
-    TextNormalisation,
+    TextOptions,
     build_code_book,
     code_warnings,
 )
@@ -30,8 +30,7 @@ from tests.toy import csv_rows, toy_trainer
 
 BOOK = CodeBook(CodeSystem(), ["07370", "51020"], ["Midwife", "Innkeeper"])
 RECIPE = {
-    "normalisation": TextNormalisation().to_dict(),
-    "max_length": 10,
+    **TextOptions(max_length=10).to_recipe(),
     "languages": ["unk"],
     "default_language": "unk",
     "code_book": BOOK.to_dict(),

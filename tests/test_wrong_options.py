@@ -21,13 +21,12 @@ from datamodules import (
     TextSplit,
 )
 from datamodules.files.splitting import SplitOptions
-from datamodules.occupations.store import TextOptions
 from datamodules.scored.store import LabelOptions
 from datamodules.search.candidates import Bm25Options, CandidateOptions, GroupOptions, HardNegatives
 from datamodules.search.collection import CollectionFiles, CollectionRequest
 from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextLimits
-from datamodules.tokenizers.codes import CodeSystem
+from datamodules.tokenizers.codes import CodeSystem, TextOptions
 from datamodules.tokenizers.text import TokenizerOptions
 from lit_models import LitCausalLM, LitPreference, LitSeq2Seq
 from lit_models.causal_lm.adapters import LoraOptions

@@ -44,7 +44,6 @@ from datamodules.occupations.store import (
     PredictIndex,
     RowReader,
     StoreRequest,
-    TextOptions,
     encoding_digest,
     open_index,
     open_store,
@@ -52,6 +51,7 @@ from datamodules.occupations.store import (
 from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
+    TextOptions,
     build_code_book,
     code_warnings,
     decode,
@@ -503,8 +503,7 @@ class OccupationDataModule(PlannedDataModule):
         request, book, bad_rows = self.store_request(), None, BadRows("reject")
         if request.book.path is not None:
             book = build_code_book(request.system, Path(request.book.path), ())
-        how = (request.columns, request.text.normalisation, request.system)
-        rules = (*how, bad_rows, book, request.table)
+        rules = (request.columns, request.text, request.system, bad_rows, book, request.table)
         audit = Audit("rows", "characters", limit=request.text.max_length)
 
         def rows() -> Iterator[tuple[Path, str, Job]]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from datamodules.core.plan import check_range
 from datamodules.core.store import (
     ArrayFile,
     ArrayFolder,
@@ -33,7 +32,7 @@ from datamodules.tokenizers.codes import (
     MOST_CODES,
     CodeBook,
     CodeSystem,
-    TextNormalisation,
+    TextOptions,
     build_code_book,
 )
 
@@ -171,25 +170,6 @@ class CodeBookOptions:
             object.__setattr__(self, "path", str(Path(self.path).expanduser()))
 
 
-@dataclass(frozen=True)
-class TextOptions(TextNormalisation):
-    """Normalisation and length limit of texts, the same in training and prediction.
-
-    Args:
-        max_length: maximum number of characters per text, at least 1; longer texts lose their end.
-    """
-
-    max_length: int = 128
-
-    def __post_init__(self) -> None:
-        check_range("text", 1, max_length=self.max_length)
-
-    @property
-    def normalisation(self) -> TextNormalisation:
-        """The normalisation alone, as a checkpoint keeps it."""
-        return TextNormalisation(self.drop_status_words, self.fold_accents)
-
-
 class Job(NamedTuple):
     """A valid row; its codes in normal form, without repetition."""
 
@@ -205,7 +185,7 @@ class RowReader:
     """Reader of tables of job descriptions; without a book, any code valid in `system` passes."""
 
     columns: Columns
-    normalisation: TextNormalisation
+    text: TextOptions
     system: CodeSystem
     bad_rows: BadRows
     book: CodeBook | None = None
@@ -214,7 +194,7 @@ class RowReader:
     def __post_init__(self) -> None:
         self.num_without_text = 0
         self.unknown_languages: Counter[str] = Counter()
-        self._normalised = lru_cache(maxsize=1 << 16)(self.normalisation)
+        self._normalised = lru_cache(maxsize=1 << 16)(self.text)
         self._language = cache(self._parse_language)
         self._code = cache(self._parse_code)
 
@@ -450,16 +430,14 @@ class _Rows:
 
 def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     """Read the tables of a request and write its arrays; ValueError if rows break a rule."""
-    recipe, options, book = request.recipe, request.book, None
-    normalisation, max_length = request.text.normalisation, request.text.max_length
+    recipe, options, text, book = request.recipe, request.book, request.text, None
     if recipe is not None:
-        normalisation = TextNormalisation.from_dict(recipe["normalisation"])
-        max_length, book = recipe["max_length"], CodeBook.from_dict(recipe["code_book"])
+        text, book = TextOptions.from_recipe(recipe), CodeBook.from_dict(recipe["code_book"])
     elif options.path is not None:
         book = build_code_book(request.system, Path(options.path), ())
     system = request.system if book is None else book.system
     rows, columns = _Rows(), request.columns
-    reader = RowReader(columns, normalisation, system, bad_rows, book, request.table)
+    reader = RowReader(columns, text, system, bad_rows, book, request.table)
     for part, paths in request.files.items():
         for path in paths:
             for job in reader.jobs(path, part == TRAIN):
@@ -490,15 +468,15 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     is_seen_code = np.logical_and.reduceat(is_known, offsets[:-1])
     if options.descriptions_as_examples and request.files.get(TRAIN):
         for name, description in zip(book.codes, book.descriptions, strict=True):
-            text = normalisation(description)
-            if text and name not in book.system.specials:
-                rows.add(Job(text, DESCRIPTION_LANGUAGE, (name,), None), TRAIN)
+            cleaned = text(description)
+            if cleaned and name not in book.system.specials:
+                rows.add(Job(cleaned, DESCRIPTION_LANGUAGE, (name,), None), TRAIN)
     new = (0, len(rows.text) - len(parts))  # descriptions were added as training rows
     index = {name: i for i, name in enumerate(languages)}  # 0 is unknown, also for new languages
     language_id = np.array([index.get(name, 0) for name in rows.language_ids], np.int16)
     code_id = np.array([book.index(name) for name in rows.code_ids], np.int32)
     arrays = {
-        **text_arrays(rows.text_ids, max_length),
+        **text_arrays(rows.text_ids, text.max_length),
         "text_id": np.array(rows.text, np.int32),
         "language_id": language_id[np.array(rows.language)],
         "code_ids": code_id[np.array(rows.code)],
@@ -515,8 +493,7 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
         content.update(np.ascontiguousarray(values).data)
     recipe = recipe or {
         "version": RECIPE_VERSION,
-        "normalisation": normalisation.to_dict(),
-        "max_length": max_length,
+        **text.to_recipe(),
         "languages": languages,
         "default_language": columns.default_language,
         "code_book": book.to_dict(),
@@ -596,8 +573,8 @@ def open_index(
 
     def make(folder: Path) -> None:
         bad_rows = BadRows(on_bad_rows)
-        normalisation = TextNormalisation.from_dict(recipe["normalisation"])
-        reader = RowReader(columns, normalisation, CodeSystem(), bad_rows, None, table)
+        options = TextOptions.from_recipe(recipe)
+        reader = RowReader(columns, options, CodeSystem(), bad_rows, None, table)
         language_index = {name: i for i, name in enumerate(recipe["languages"])}
         inputs: dict[tuple[str, int], int] = {}  # text and index of the language
         with ArrayFile(folder / "input_of_row.npy", np.int64) as input_of_row:
@@ -614,7 +591,7 @@ def open_index(
             why = [*bad_rows.rows[:1], *reader.notes()][0]
             raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
         texts, languages = zip(*inputs, strict=True)
-        arrays = text_arrays(texts, recipe["max_length"])
+        arrays = text_arrays(texts, options.max_length)
         arrays["language_ids"] = np.array(languages, np.int16)
         content = hashlib.sha256()
         for values in arrays.values():

@@ -7,7 +7,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ _FOLDED_STATUS = frozenset(map(fold_accents, _STATUS))
 
 
 @dataclass(frozen=True)
-class TextNormalisation:
-    """Normalisation of texts before a model reads them; every checkpoint keeps it.
+class TextOptions:
+    """Normalisation and length limit of texts, the same in training and prediction.
 
     Texts are lowercased, as case carries no meaning in most records. Ligatures, full-width letters
     and the like become plain letters (NFKC). Every run of white space, line breaks included,
@@ -43,10 +43,15 @@ class TextNormalisation:
         drop_status_words: drop words such as "deceased" that say nothing about the work, with the
             punctuation around them; a text of such words only is not changed.
         fold_accents: remove accents, with æ as ae and ø as o, as in texts transliterated to ASCII.
+        max_length: maximum number of characters per text, at least 1; longer texts lose their end.
     """
 
     drop_status_words: bool = False
     fold_accents: bool = False
+    max_length: int = 128
+
+    def __post_init__(self) -> None:
+        check_range("text", 1, max_length=self.max_length)
 
     def __call__(self, text: str) -> str:
         """Return the normalised text; normalising it again changes nothing."""
@@ -65,16 +70,19 @@ class TextNormalisation:
                 text = " ".join(rest).strip(" ,;:-") or text
         return " ".join(text.split())
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain JSON types; newer options only if they are set, so that
-        recipes of earlier checkpoints stay equal."""
-        own = {n: v for n, v in asdict(self).items() if n != "fold_accents" or v}
-        return {"lowercase": True, **own}
+    def to_recipe(self) -> dict[str, Any]:
+        """Return the options as plain JSON types for a recipe; newer ones only if they are set, so
+        that recipes of earlier checkpoints stay equal."""
+        kept = {"lowercase": True, "drop_status_words": self.drop_status_words}
+        kept |= {"fold_accents": True} if self.fold_accents else {}
+        return {"normalisation": kept, "max_length": self.max_length}
 
     @classmethod
-    def from_dict(cls, options: Mapping[str, Any]) -> "TextNormalisation":
-        """Return the normalisation of `to_dict`."""
-        return cls(options["drop_status_words"], options.get("fold_accents", False))
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> "TextOptions":
+        """Return the options of `to_recipe`."""
+        kept = recipe["normalisation"]
+        folds = kept.get("fold_accents", False)
+        return cls(kept["drop_status_words"], folds, recipe["max_length"])
 
 
 def encode(text: str, max_length: int) -> np.ndarray:

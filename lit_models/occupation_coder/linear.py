@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datamodules.core.batches import padded_texts
-from datamodules.tokenizers.codes import TextNormalisation, encode
+from datamodules.tokenizers.codes import TextOptions, encode
 from lit_models.occupation_coder.encoders import (
     SALT_SHIFT,
     SPACE,
@@ -249,11 +249,11 @@ def solve(
 @torch.no_grad()
 def describe(head: LinearHead, recipe: Mapping[str, Any], has_text: np.ndarray) -> None:
     """Set weights of codes without a text (has_text [C] bool) to their descriptions' features."""
-    clean = TextNormalisation.from_dict(recipe["normalisation"])
+    clean = TextOptions.from_recipe(recipe)
     texts = [clean(text) for text in recipe["code_book"]["descriptions"]]
     codes = [code for code, text in enumerate(texts) if text and not has_text[code]]
     for start in range(0, len(codes), TEXTS_AT_ONCE):
         some = codes[start : start + TEXTS_AT_ONCE]
-        batch = padded_texts([encode(texts[code], recipe["max_length"]) for code in some])
+        batch = padded_texts([encode(texts[code], clean.max_length) for code in some])
         head.weight[some] = head.features(**batch)
         head.bias[some] = -UNLIKE

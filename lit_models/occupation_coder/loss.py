@@ -19,7 +19,7 @@ from torch import Tensor
 from datamodules.core.plan import check_range
 from datamodules.files.splitting import TRAIN
 from datamodules.occupations.store import OccupationStore
-from datamodules.tokenizers.codes import CodeBook, TextNormalisation, decode
+from datamodules.tokenizers.codes import CodeBook, TextOptions, decode
 from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.network import NONE, BlockDecoder, Memory
 from lit_models.training.metrics import LossSum, evaluating
@@ -164,12 +164,12 @@ def row_weights(store: OccupationStore, options: OccupationLossOptions) -> Tenso
     if options.unused_codes:
         return torch.from_numpy(weights)
     book = CodeBook.from_dict(store.recipe["code_book"])
-    normalisation = TextNormalisation.from_dict(store.recipe["normalisation"])
+    normalised = TextOptions.from_recipe(store.recipe)
     codes = store.code_sets(rows)
     num_rows = np.bincount(np.concatenate(codes), minlength=len(book.codes))
     for place, (code_ids, points) in enumerate(zip(codes, store.texts(rows), strict=True)):
         if len(code_ids) == 1 and num_rows[code_ids[0]] == 1 and len(points):
-            description = normalisation(book.descriptions[code_ids[0]])
+            description = normalised(book.descriptions[code_ids[0]])
             if decode(points) == description[: len(points)]:
                 weights[place] = 0.0
     return torch.from_numpy(weights)

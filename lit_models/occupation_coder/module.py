@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from datamodules.core.batches import OccupationBatch, padded_texts
 from datamodules.occupations.store import ENCODING_KEYS, language_code
-from datamodules.tokenizers.codes import CodeBook, TextNormalisation, encode
+from datamodules.tokenizers.codes import CodeBook, TextOptions, encode
 from lit_models.blocks import layer_rates
 from lit_models.occupation_coder.decoding import (
     TERMS,
@@ -308,8 +308,8 @@ class LitOccupationCoder(ExactModule):
             )
         language_index = {name: index for index, name in enumerate(self.recipe["languages"])}
         language_ids = [language_index.get(language_code(name), 0) for name in language]
-        normalise = TextNormalisation.from_dict(self.recipe["normalisation"])
-        normalised, most = [normalise(text) for text in texts], self.recipe["max_length"]
+        of_texts = TextOptions.from_recipe(self.recipe)
+        normalised, most = [of_texts(text) for text in texts], of_texts.max_length
         encoded = [encode(text, most) for text in normalised]
         sizes = list(map(len, encoded))
         order = sorted(filter(sizes.__getitem__, range(len(sizes))), key=sizes.__getitem__)

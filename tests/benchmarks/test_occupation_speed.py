@@ -23,7 +23,7 @@ from datamodules.core.batches import padded_texts
 from datamodules.files.splitting import SplitOptions
 from datamodules.occupations.datamodule import OccupationDataModule
 from datamodules.occupations.store import CodeBookOptions, Columns
-from datamodules.tokenizers.codes import TextNormalisation, encode
+from datamodules.tokenizers.codes import TextOptions, encode
 from lit_models.occupation_coder.decoding import Decoded, DecodingOptions, decode
 from lit_models.occupation_coder.encoders import CharacterEncoder
 from lit_models.occupation_coder.loss import record_losses, summed
@@ -48,7 +48,7 @@ ONE = {"seq2seq": 1.0, "flat": 1.0}
 class Texts:
     """Rows of one table in the order of the file, normalised and encoded by the same functions."""
 
-    def __init__(self, texts: list[str], code_ids: list[int], normalise: TextNormalisation) -> None:
+    def __init__(self, texts: list[str], code_ids: list[int], normalise: TextOptions) -> None:
         self.texts, self.normalise = texts, normalise
         self.code_ids = torch.tensor(code_ids)
         self.encoded = [encode(normalise(text), PADDED_LENGTH) for text in texts]
@@ -164,7 +164,7 @@ def peer_texts(trained, size=None):
     """Return the real rows as the peers take them; both tables, or the first `size` rows."""
     rows = csv_rows(REAL / "train.csv") + csv_rows(REAL / "dev.csv")
     index = {code: i for i, code in enumerate(trained.recipe["code_book"]["codes"])}
-    normalise = TextNormalisation.from_dict(trained.recipe["normalisation"])
+    normalise = TextOptions.from_recipe(trained.recipe)
     known = [(r["occ1"], index[r["hisco_1"]]) for r in rows if r["hisco_1"] in index]
     return Texts(*map(list, zip(*known[:size], strict=True)), normalise)
 

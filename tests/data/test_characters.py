@@ -5,26 +5,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.tokenizers.codes import TextNormalisation, decode, encode
+from datamodules.tokenizers.codes import TextOptions, decode, encode
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
 
 
 def test_text_is_lower_case_plain_and_single_spaced():
-    normalise = TextNormalisation()
+    normalise = TextOptions()
     assert normalise("  Wine \t and\nSPIRIT\u00a0Merchant ") == "wine and spirit merchant"
     assert normalise("ＦＵＬＬ ﬁsher") == "full fisher"
     assert normalise("a\0b") == "a b"
-    folding = TextNormalisation(drop_status_words=True, fold_accents=True)
+    folding = TextOptions(drop_status_words=True, fold_accents=True)
     assert folding("Afdød GÅRDMÆND à Ærø") == "gardmaend a aero"
-    assert TextNormalisation.from_dict(folding.to_dict()) == folding
-    assert normalise.to_dict() == {"lowercase": True, "drop_status_words": False}
+    assert TextOptions.from_recipe(folding.to_recipe()) == folding
+    kept = {"lowercase": True, "drop_status_words": False}
+    assert normalise.to_recipe() == {"normalisation": kept, "max_length": 128}
 
 
 @settings(max_examples=200, deadline=None)
 @given(TEXTS, st.booleans())
 def test_normalising_twice_changes_nothing_more(text, folds):
-    normalise = TextNormalisation(fold_accents=folds)
+    normalise = TextOptions(fold_accents=folds)
     once = normalise(text)
     assert normalise(once) == once
 
@@ -54,6 +55,6 @@ def test_a_long_text_is_cut():
     ],
 )
 def test_status_words_are_left_out_where_asked(text, expected):
-    normalise = TextNormalisation(drop_status_words=True)
+    normalise = TextOptions(drop_status_words=True)
     assert normalise(text) == normalise(normalise(text)) == expected
-    assert TextNormalisation()(text) == text.lower()
+    assert TextOptions()(text) == text.lower()

@@ -21,15 +21,14 @@ from datamodules.occupations.datamodule import (
     write_coded_table,
 )
 from datamodules.occupations.store import PredictIndex, open_index
-from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextNormalisation, decode
+from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextOptions, decode
 from tests.occupation_tables import table as job_table
 from tests.text_corpora import text_file
 
 SYSTEM = CodeSystem(5, "0123456789", max_codes=2)
 BOOK = CodeBook(SYSTEM, ["10000", "20000"], ["Smith, General", "Tailor"])
 RECIPE: dict[str, Any] = {
-    "normalisation": TextNormalisation().to_dict(),
-    "max_length": 10,
+    **TextOptions(max_length=10).to_recipe(),
     "languages": ["unk", "da", "en"],
     "default_language": "en",
     "code_book": BOOK.to_dict(),
@@ -85,7 +84,7 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
             open_index([path], Columns(), RECIPE, "reject")
         return
     index = open_index([path], Columns(), RECIPE, "reject")
-    dataset, normalise = DistinctInputs(index), TextNormalisation()
+    dataset, normalise = DistinctInputs(index), TextOptions()
     assert len(dataset.lengths) == len({normalise(t) for t in texts} - {""})
     points = dataset.batch(np.arange(len(dataset.lengths)), 0)["input_ids"].numpy()
     for text, number in zip(texts, index.arrays["input_of_row"].tolist(), strict=True):

@@ -21,7 +21,7 @@ from datamodules.tokenizers.codes import (
     SYSTEMS,
     CodeBook,
     CodeSystem,
-    TextNormalisation,
+    TextOptions,
 )
 from lit_models.occupation_coder.occcanine import network
 from lit_models.training.checkpoints import damage, plain_data
@@ -103,8 +103,7 @@ def content_of(path: Path) -> dict[str, Any] | None:
         "hyper_parameters": plain_values(hyperparameters),
         "occupation_recipe": {
             "version": RECIPE_VERSION,
-            "normalisation": TextNormalisation(fold_accents=True).to_dict(),
-            "max_length": LONGEST_TEXT,
+            **TextOptions(fold_accents=True, max_length=LONGEST_TEXT).to_recipe(),
             "languages": [UNKNOWN, *LANGUAGES],
             "default_language": UNKNOWN,
             "code_book": book.to_dict(),

@@ -6,7 +6,7 @@ import torch
 
 from datamodules import Columns, OccupationDataModule
 from datamodules.occupations.store import CodeBookOptions
-from datamodules.tokenizers.codes import TextNormalisation
+from datamodules.tokenizers.codes import TextOptions
 from lit_models.occupation_coder import linear
 from lit_models.occupation_coder.loss import OccupationLossOptions
 from tests.occupation_coder.test_module import small_coder, trainer_of
@@ -18,7 +18,7 @@ def test_the_margin_is_the_cosine_less_what_it_costs_to_have_no_text():
     options = linear.LinearOptions(ngram_sizes=(2,), num_features=1 << 14)
     head = linear.LinearHead(4, options)
     head.weight.data[0], head.bias.data[0] = 0.5, 0.25  # a code that has texts
-    recipe = {"normalisation": TextNormalisation().to_dict(), "max_length": 9}
+    recipe = TextOptions(max_length=9).to_recipe()
     recipe["code_book"] = {"descriptions": ["abab", "abab", "", "xy"]}
     linear.describe(head, recipe, np.array([True, False, False, False]))
     assert head.bias.tolist() == [0.25, -1.5, -1.0, -1.5]
