@@ -404,12 +404,12 @@ def _best_candidates(
     is_same = (ordered[:, :, None] == ordered[:, None]).all(-1)  # [B, W, W]
     # Equal sets differ in their probabilities by rounding: only the first of them is kept.
     is_new = (candidates >= 0).any(-1) & ~is_same.tril(-1).any(-1)
+    candidates = candidates.masked_fill(~is_new[..., None], NONE)
     flat_log = flat_set_log_probability(flat_logits, candidates).clamp(min=LEAST_LOG)
-    decoder_probability = set_probability(decoder, memory, candidates, temperature) * is_new
+    decoder_probability = set_probability(decoder, memory, candidates, temperature)
     vote = share * flat_log + (1 - share) * decoder_probability.log().clamp(min=LEAST_LOG)
     best, place = vote.masked_fill(~is_new, -math.inf).topk(min(num_sets, vote.shape[1]), dim=1)
     sets = candidates.gather(1, place[..., None].expand(-1, -1, trie.max_codes))
-    sets = sets.masked_fill(best.isinf()[..., None], NONE)
 
     rest = (1 - decoder_probability.sum(1)).clamp(min=ROUNDING).log()
     bound = torch.full_like(rest, -math.inf)
