@@ -13,51 +13,53 @@ from tests.occupation_coder.tiny import network_of, trie_of
 TEMPERATURE = {"seq2seq": 1.0, "flat": 1.0}
 
 
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
 @pytest.fixture
 def network():
     network = network_of().float()
-    with torch.no_grad():  # an untrained network is nearly uniform, and ties would hide bugs
-        for parameter in network.decoder.parameters():
-            parameter.mul_(2.0)
-        network.decoder.node_output.weight.normal_()
-        network.decoder.node_summary.weight.normal_()
-        network.flat.nodes.weight.normal_(std=2.0)
-        network.flat.bias.fill_(-1.0)
+    # An untrained network is nearly uniform, and ties would hide bugs.
+    for parameter in network.decoder.parameters():
+        parameter.mul_(2.0)
+    network.decoder.node_output.weight.normal_()
+    network.decoder.node_summary.weight.normal_()
+    network.flat.nodes.weight.normal_(std=2.0)
+    network.flat.bias.fill_(-1.0)
     return network
 
 
 @pytest.fixture
 def texts(network):
     ids = torch.tensor([[97, 98, 99, 0], [120, 121, 0, 0], [110, 111, 112, 113], [97, 0, 0, 0]])
-    with torch.no_grad():
-        return network(ids, ids > 0, torch.tensor([0, 1, 0, 0]))
+    return network(ids, ids > 0, torch.tensor([0, 1, 0, 0]))
 
 
-def sequences(num_codes: int, max_codes: int) -> torch.Tensor:
-    """Every ordered choice of 1 to max_codes distinct codes, NONE on the right."""
-    rows = []
-    for size in range(1, max_codes + 1):
-        for order in itertools.permutations(range(num_codes), size):
-            rows.append([*order, *[NONE] * (max_codes - size)])
-    return torch.tensor(rows)
+def padded(sets, size: int) -> torch.Tensor:
+    return torch.tensor([[*codes, *[NONE] * (size - len(codes))] for codes in sets])
+
+
+def chosen(num_codes: int, max_codes: int, choose=itertools.combinations) -> list[tuple[int, ...]]:
+    """Every choice of 1 to max_codes codes; of `permutations` in every order."""
+    return [c for size in range(1, max_codes + 1) for c in choose(range(num_codes), size)]
 
 
 def scored(network, memory: Memory, record: int, temperature: float = 1.0):
-    every = sequences(4, 3)
+    every = padded(chosen(4, 3, itertools.permutations), 3)
     one = memory.select(torch.tensor([record]))
-    with torch.no_grad():
-        return every, decoding.step_log_probability(network.decoder, one, every, temperature).sum(1)
+    return every, decoding.step_log_probability(network.decoder, one, every, temperature).sum(1)
 
 
 def test_probabilities_of_all_sets_sum_to_one_for_both_heads(network, texts):
     memory, logits = texts
-    sets = [c for size in (1, 2, 3, 4) for c in itertools.combinations(range(4), size)]
-    padded = torch.tensor([[*c, *[NONE] * (4 - len(c))] for c in sets])
-    few = padded[padded[:, 3] == NONE][:, :3].expand(4, -1, -1)
-    with torch.no_grad():
-        total = decoding.set_probability(network.decoder, memory, few).sum(1)
+    few = padded(chosen(4, 3), 3).expand(4, -1, -1)
+    total = decoding.set_probability(network.decoder, memory, few).sum(1)
     torch.testing.assert_close(total, torch.ones(4), atol=1e-5, rtol=0)
-    flat = decoding.flat_set_log_probability(logits, padded.expand(4, -1, -1)).exp().sum(1)
+    every = padded(chosen(4, 4), 4).expand(4, -1, -1)
+    flat = decoding.flat_set_log_probability(logits, every).exp().sum(1)
     torch.testing.assert_close(flat, torch.ones(4), atol=1e-5, rtol=0)
 
 
@@ -66,15 +68,13 @@ def test_a_set_has_the_probability_of_all_its_orders(network, texts):
     expected = sum(
         log_probability[i].exp() for i, row in enumerate(every) if set(row.tolist()) == {0, 2, 3}
     )
-    with torch.no_grad():
-        memory = texts[0].select(torch.tensor([1]))
-        got = decoding.set_probability(network.decoder, memory, torch.tensor([[[3, 0, 2]]]))
+    memory = texts[0].select(torch.tensor([1]))
+    got = decoding.set_probability(network.decoder, memory, torch.tensor([[[3, 0, 2]]]))
     torch.testing.assert_close(got[0, 0], expected)
 
 
 def test_a_wide_beam_finds_what_exhaustive_search_finds(network, texts):
-    with torch.no_grad():
-        beams = decoding.beam_search(network.decoder, texts[0], beam_size=40, num_results=40)
+    beams = decoding.beam_search(network.decoder, texts[0], beam_size=40, num_results=40)
     for record in range(4):
         every, log_probability = scored(network, texts[0], record)
         order = log_probability.argsort(descending=True)
@@ -83,9 +83,8 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(network, texts):
 
 
 def test_a_beam_that_stops_early_has_the_same_best_as_one_that_does_not(network, texts):
-    with torch.no_grad():
-        early = decoding.beam_search(network.decoder, texts[0], beam_size=5)
-        late = decoding.beam_search(network.decoder, texts[0], beam_size=5, num_results=5)
+    early = decoding.beam_search(network.decoder, texts[0], beam_size=5)
+    late = decoding.beam_search(network.decoder, texts[0], beam_size=5, num_results=5)
     torch.testing.assert_close(early.code_ids[:, 0], late.code_ids[:, 0])
     torch.testing.assert_close(early.log_probability[:, 0], late.log_probability[:, 0])
 
@@ -108,11 +107,9 @@ def greedy_without_cache(network, memory: Memory) -> list[int]:
 
 
 def test_a_beam_of_one_equals_greedy_search_without_a_cache(network, texts):
-    with torch.no_grad():
-        best = decoding.beam_search(network.decoder, texts[0], beam_size=1)
+    best = decoding.beam_search(network.decoder, texts[0], beam_size=1)
     for record in range(4):
-        with torch.no_grad():
-            slow = greedy_without_cache(network, texts[0].select(torch.tensor([record])))
+        slow = greedy_without_cache(network, texts[0].select(torch.tensor([record])))
         assert [code for code in best.code_ids[record, 0].tolist() if code >= 0] == slow
         every, log_probability = scored(network, texts[0], record)
         row = (every == best.code_ids[record, 0]).all(1).nonzero()[0, 0]
@@ -120,11 +117,10 @@ def test_a_beam_of_one_equals_greedy_search_without_a_cache(network, texts):
 
 
 def test_codes_of_a_record_are_distinct_and_the_first_block_is_never_empty(network, texts):
-    with torch.no_grad():
-        network.decoder.output.bias[3] = -20.0  # the empty answer is unlikely
-        never = decoding.beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
-        network.decoder.output.bias[3] = 20.0
-        always = decoding.beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
+    network.decoder.output.bias[3] = -20.0  # the empty answer is unlikely
+    never = decoding.beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
+    network.decoder.output.bias[3] = 20.0
+    always = decoding.beam_search(network.decoder, texts[0], 1).code_ids[:, 0]
     assert (never >= 0).all()
     assert all(len(set(row.tolist())) == 3 for row in never)
     assert (always[:, 0] >= 0).all()
@@ -136,10 +132,9 @@ def test_a_record_may_have_all_codes_of_a_book_smaller_than_the_number_of_blocks
     trie = trie_of(3, [[4], [5]])
     decoder = BlockDecoder(8, trie, width=8, num_layers=1, num_heads=2, feed_forward=8).eval()
     memory = Memory(torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool))
-    with torch.no_grad():
-        decoder.output.bias[3] = -20.0
-        best = decoding.beam_search(decoder, memory, 1)
-        beams = decoding.beam_search(decoder, memory, 3)
+    decoder.output.bias[3] = -20.0
+    best = decoding.beam_search(decoder, memory, 1)
+    beams = decoding.beam_search(decoder, memory, 3)
     assert (best.code_ids[:, 0, :2] >= 0).all()
     assert (best.code_ids[:, 0, 2] == NONE).all()
     torch.testing.assert_close(beams.code_ids[:, 0], best.code_ids[:, 0])
@@ -163,9 +158,8 @@ def test_confidences_are_the_probabilities_of_codes_and_set(network, texts, meth
     out = decoding.decode(
         network, memory, logits, decoding.DecodingOptions(method, 5), {"seq2seq": 2.0, "flat": 1.0}
     )
-    with torch.no_grad():
-        codes = decoding.code_probability(network.decoder, memory, out.code_ids, 2.0)
-        sets = decoding.set_probability(network.decoder, memory, out.code_ids[:, None], 2.0)[:, 0]
+    codes = decoding.code_probability(network.decoder, memory, out.code_ids, 2.0)
+    sets = decoding.set_probability(network.decoder, memory, out.code_ids[:, None], 2.0)[:, 0]
     torch.testing.assert_close(out.code_confidence, codes)
     torch.testing.assert_close(out.set_confidence, sets)
 
@@ -179,26 +173,22 @@ def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_
     decoder = BlockDecoder(16, trie, width=16, num_layers=1, num_heads=2, feed_forward=32).eval()
     memory = Memory(torch.randn(12, 3, 16), torch.ones(12, 3, dtype=torch.bool))
     logits = 2 * torch.randn(12, num_codes) - 2
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            parameter.mul_(2.0)
-        decoder.node_summary.weight.normal_()
-        every = [
-            c for n in range(1, max_codes + 1) for c in itertools.combinations(range(num_codes), n)
-        ]
-        filled = [[*c, *[NONE] * (max_codes - len(c))] for c in every]
-        sets = torch.tensor(filled).expand(12, -1, -1)
-        flat = decoding.flat_set_log_probability(logits, sets)
-        sequence = decoding.set_probability(decoder, memory, sets).log()
-        votes = share * flat + (1 - share) * sequence
-        best = votes.topk(3, dim=1)
-        options = decoding.DecodingOptions("mixed", beam_size=1, flat_share=share)
-        likeliest = decoding.likeliest_sets(decoder, memory, logits, options, 1.0, num_sets=3)
+    for parameter in decoder.parameters():
+        parameter.mul_(2.0)
+    decoder.node_summary.weight.normal_()
+    every = chosen(num_codes, max_codes)
+    sets = padded(every, max_codes).expand(12, -1, -1)
+    flat = decoding.flat_set_log_probability(logits, sets)
+    sequence = decoding.set_probability(decoder, memory, sets).log()
+    votes = share * flat + (1 - share) * sequence
+    best = votes.topk(3, dim=1)
+    options = decoding.DecodingOptions("mixed", beam_size=1, flat_share=share)
+    likeliest = decoding.likeliest_sets(decoder, memory, logits, options, 1.0, num_sets=3)
     place = {frozenset(c): i for i, c in enumerate(every)}
     for record in range(12):
-        chosen = [frozenset(row) - {NONE} for row in likeliest[record].tolist()]
-        chosen_votes = torch.stack([votes[record, place[one]] for one in chosen])
-        torch.testing.assert_close(chosen_votes, best.values[record], atol=1e-4, rtol=0)
+        found = [frozenset(row) - {NONE} for row in likeliest[record].tolist()]
+        of_found = torch.stack([votes[record, place[one]] for one in found])
+        torch.testing.assert_close(of_found, best.values[record], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["flat", "greedy", "beam", "mixed"])
@@ -208,9 +198,8 @@ def test_the_next_sets_follow_by_their_probability(network, texts, method):
     fields = decoding.answers(network, memory, logits, options, TEMPERATURE)
     sets = torch.cat([fields["code_ids"][:, None], fields["next_ids"]], 1)
     share = {"flat": 1.0, "mixed": 0.5}.get(method, 0.0)
-    with torch.no_grad():
-        expected = (1 - share) * decoding.set_probability(network.decoder, memory, sets)
-        expected += share * decoding.flat_set_log_probability(logits, sets).exp()
+    expected = (1 - share) * decoding.set_probability(network.decoder, memory, sets)
+    expected += share * decoding.flat_set_log_probability(logits, sets).exp()
     torch.testing.assert_close(fields["set_confidence"], expected[:, 0])
     torch.testing.assert_close(fields["next_confidence"], expected[:, 1:])
     assert (fields["next_confidence"].diff(dim=1) <= 0).all()
@@ -218,11 +207,9 @@ def test_the_next_sets_follow_by_their_probability(network, texts, method):
         named = [frozenset(row) - {NONE} for row in sets[record].tolist()]
         assert len(set(named)) == 4
         if method == "beam":  # wide enough for all sets, so none left out is likelier
-            every = {frozenset(row) - {NONE} for row in sequences(4, 3).tolist()} - set(named)
-            rest = torch.tensor([[[*s, *[NONE] * (3 - len(s))] for s in every]])
-            with torch.no_grad():
-                one = memory.select(torch.tensor([record]))
-                left_out = decoding.set_probability(network.decoder, one, rest).max()
+            rest = padded(set(map(frozenset, chosen(4, 3))) - set(named), 3)[None]
+            one = memory.select(torch.tensor([record]))
+            left_out = decoding.set_probability(network.decoder, one, rest).max()
             assert left_out <= expected[record].min() + 1e-6
 
 
