@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from datamodules.occupations import store as stores
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, named_code_system
@@ -15,18 +16,13 @@ from lit_models.occupation_coder.decoding import TEMPERATURES, Decoded, Temperat
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import NONE, CodeTrie
 
-CODES = ["01110", "01120", "01210", "58340"]
+BOOK = CodeBook(named_code_system("hisco"), ["01110", "01120", "01210", "58340"], [""] * 4)
+TRIE = CodeTrie(BOOK.table, len(BOOK.symbols), BOOK.max_codes)
 
 
-@pytest.fixture
-def trie():
-    book = CodeBook(named_code_system("hisco"), CODES, [""] * 4)
-    return CodeTrie(book.table, len(book.symbols), book.max_codes)
-
-
-def metrics_of(trie, *languages):
+def metrics_of(*languages):
     metrics = coder_metrics.OccupationMetrics(
-        trie, ["unk", *languages], {"seq2seq": 0.25, "flat": 0.75}
+        TRIE, ["unk", *languages], {"seq2seq": 0.25, "flat": 0.75}
     )
     nothing = torch.zeros(1)
     metrics.add_losses({"seq2seq": nothing, "flat": nothing}, nothing)
@@ -51,40 +47,32 @@ def batch_of(code_ids, weight=None, language=None, seen=None):
 
 
 def test_scores_of_a_record_by_hand():
-    true = torch.tensor([[0, 1, NONE], [0, 1, 2], [3, NONE, NONE], [NONE] * 3])
-    predicted = torch.tensor([[1, NONE], [1, 3], [3, NONE], [NONE, NONE]])
+    true = torch.tensor([[0, 1, NONE], [0, 1, 2], [3, NONE, NONE], [NONE] * 3, [2, 2, NONE]])
+    predicted = torch.tensor([[1, NONE], [1, 3], [3, NONE], [NONE, NONE], [2, 2]])
     scores = {
         name: score.tolist() for name, score in coder_metrics.set_scores(true, predicted).items()
     }
-    assert scores["accuracy"] == pytest.approx([1 / 2, 1 / 3, 1, 1])
-    assert scores["precision"] == pytest.approx([1, 1 / 2, 1, 1])
-    assert scores["recall"] == pytest.approx([1 / 2, 1 / 3, 1, 1])
-    assert scores["f1"] == pytest.approx([2 / 3, 2 / 5, 1, 1])
-    assert scores["exact_match"] == [0, 0, 1, 1]
+    assert scores["accuracy"] == pytest.approx([1 / 2, 1 / 3, 1, 1, 1])
+    assert scores["precision"] == pytest.approx([1, 1 / 2, 1, 1, 1])
+    assert scores["recall"] == pytest.approx([1 / 2, 1 / 3, 1, 1, 1])
+    assert scores["f1"] == pytest.approx([2 / 3, 2 / 5, 1, 1, 1])
+    assert scores["exact_match"] == [0, 0, 1, 1, 1]  # a repeated code counts once
 
 
-def test_a_repeated_code_counts_once():
-    scores = coder_metrics.set_scores(torch.tensor([[2, 2]]), torch.tensor([[2, NONE, 2]]))
-    assert [score.item() for score in scores.values()] == [1.0] * 5
-
-
-def test_fewer_digits_forgive_errors_in_the_last_ones(trie):
-    metrics = metrics_of(trie)
+def test_fewer_digits_forgive_errors_in_the_last_ones():
+    metrics = metrics_of()
     metrics.update(decoded([[1], [2], [3]]), batch_of([[0], [0], [0]]))
     values = {name: metric.compute().item() for name, metric in metrics.items()}
     assert [round(values[f"f1_digits_{d}"] * 3) for d in (1, 2, 3, 4, 5)] == [2, 2, 1, 0, 0]
     assert values["f1_digits_5"] == values["f1"]
-
-
-def test_two_codes_that_agree_in_their_first_digits_are_one_there(trie):
-    metrics = metrics_of(trie)
+    metrics = metrics_of()  # two codes that agree in their first digits are one there
     metrics.update(decoded([[2, NONE]]), batch_of([[0, 1]]))
     assert metrics["f1_digits_1"].compute() == 1.0
     assert metrics["f1_digits_5"].compute() == 0.0
 
 
-def test_languages_and_seen_strings_are_counted_apart_and_fillers_nowhere(trie):
-    metrics = metrics_of(trie, "en")
+def test_languages_and_seen_strings_are_counted_apart_and_fillers_nowhere():
+    metrics = metrics_of("en")
     metrics.update(
         decoded([[0], [1], [2], [3]]),
         batch_of(
@@ -100,11 +88,11 @@ def test_languages_and_seen_strings_are_counted_apart_and_fillers_nowhere(trie):
     assert metrics["f1"].count == 3
 
 
-def test_the_way_records_are_batched_changes_nothing(trie):
+def test_the_way_records_are_batched_changes_nothing():
     torch.manual_seed(0)
     true, predicted = torch.randint(0, 4, (21, 2)), torch.randint(0, 4, (21, 3))
     confidence = torch.rand(21)
-    whole, parts = metrics_of(trie), metrics_of(trie)
+    whole, parts = metrics_of(), metrics_of()
     for metrics, cuts in ((whole, [(0, 21)]), (parts, [(0, 4), (4, 5), (5, 21)])):
         for low, high in cuts:
             out = Decoded(predicted[low:high], predicted[low:high] * 0.0, confidence[low:high])
@@ -128,32 +116,22 @@ def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
 def test_the_temperature_of_overconfident_logits_is_found():
     torch.manual_seed(0)
     honest = torch.randn(4000)
-    labels = (torch.rand(4000) < honest.sigmoid()).float()
+    labels = (torch.rand(4000) < honest.sigmoid()).double()
     search = TemperatureSearch()
-    nats = torch.stack(
-        [
-            torch.nn.functional.binary_cross_entropy_with_logits(
-                2.5 * honest / t, labels, reduction="none"
-            )
-            for t in TEMPERATURES.tolist()
-        ],
-        dim=1,
-    )
+    of_all = (2.5 * honest[:, None] / TEMPERATURES, labels[:, None].expand(-1, len(TEMPERATURES)))
+    nats = F.binary_cross_entropy_with_logits(*of_all, reduction="none")
     nats[0] = math.inf
     weight = torch.ones(4000)
     weight[0] = 0.0  # a filler
     search.update(nats, weight)
     assert search.compute().item() == pytest.approx(2.5, rel=0.1)
-
-
-def test_a_split_of_fillers_leaves_the_temperature_alone():
-    search = TemperatureSearch()
+    search.reset()
     search.update(torch.rand(3, len(TEMPERATURES)), torch.zeros(3))
-    assert search.compute() == 1.0
+    assert search.compute() == 1.0  # of fillers alone
 
 
-def test_losses_are_means_over_records_whatever_a_filler_holds(trie):
-    metrics = metrics_of(trie)
+def test_losses_are_means_over_records_whatever_a_filler_holds():
+    metrics = metrics_of()
     nan, inf = float("nan"), float("inf")
     first = {"seq2seq": torch.tensor([1.0, inf]), "flat": torch.tensor([2.0, nan])}
     assert metrics.add_losses(first, torch.tensor([1.0, 0.0]))[0] == 1.75
@@ -190,7 +168,8 @@ def store(tmp_path: Path, own_cache: None) -> stores.OccupationStore:
     )
 
 
-def trainer_on(store: object, **changes: object) -> SimpleNamespace:
+def baseline_on(store: object, **changes: object) -> coder_metrics.LinearBaseline:
+    """A baseline after the test of a trainer."""
     settings = {
         "is_global_zero": True,
         "datamodule": SimpleNamespace(store=store),
@@ -198,14 +177,15 @@ def trainer_on(store: object, **changes: object) -> SimpleNamespace:
         "callback_metrics": {"test/f1": np.float32(0.9), "test/accuracy": np.float32(0.8)},
         "global_step": 7,
     }
-    return SimpleNamespace(**(settings | changes))
+    baseline = coder_metrics.LinearBaseline()
+    baseline.on_test_end(SimpleNamespace(**(settings | changes)), None)
+    return baseline
 
 
 def test_the_scores_are_those_worked_out_by_hand_beside_the_models(store, capsys):
     logged = []
     logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((values, step)))
-    baseline = coder_metrics.LinearBaseline()
-    baseline.on_test_end(trainer_on(store, loggers=[logger]), None)
+    baseline = baseline_on(store, loggers=[logger])
     # right, right, one of two codes (F1 2/3, accuracy 1/2), and an unseen trade
     assert baseline.scores["f1"] == pytest.approx((1 + 1 + 2 / 3 + 0) / 4)
     assert baseline.scores["accuracy"] == pytest.approx((1 + 1 + 1 / 2 + 0) / 4)
@@ -220,22 +200,20 @@ def test_the_scores_are_those_worked_out_by_hand_beside_the_models(store, capsys
 @pytest.mark.parametrize("f1", [0.6, 0.7])
 def test_a_baseline_that_wins_is_printed_with_its_remedy(store, capsys, f1):
     figures = {"test/f1": np.float32(f1), "test/accuracy": np.float32(f1)}
-    coder_metrics.LinearBaseline().on_test_end(trainer_on(store, callback_metrics=figures), None)
+    baseline_on(store, callback_metrics=figures)
     remedy = "the baseline is ahead by 0.0667: the linear head of occupation_coder/table.yaml"
     assert (remedy in capsys.readouterr().out) == (f1 == 0.6)
 
 
 def test_only_rank_zero_trains(store, capsys):
-    baseline = coder_metrics.LinearBaseline()
-    baseline.on_test_end(trainer_on(store, is_global_zero=False), None)
-    assert not baseline.scores
+    assert not baseline_on(store, is_global_zero=False).scores
     assert not capsys.readouterr().out
 
 
 def test_more_strings_than_allowed_are_thinned_out_evenly(store, capsys, monkeypatch):
     for most, line in ((20, "6 training strings"), (3, "3 training strings"), (1, "1 training s")):
         monkeypatch.setattr(coder_metrics, "MOST_TEXTS", most)
-        coder_metrics.LinearBaseline().on_test_end(trainer_on(store), None)
+        baseline_on(store)
         assert line in capsys.readouterr().out
 
 
