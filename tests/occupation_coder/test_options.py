@@ -230,33 +230,23 @@ def test_several_target_columns_or_one_with_a_separator(folder):
         assert train.batch(np.array([0]), 0)["code_ids"].shape == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "codes", "blocks"),
-    [
-        (["--data.code_system=occ1950"], ["007", "120"], (3, 2)),
-        (["--data.code_system=from_data"], ["A", "BCD"], (3, 1)),
-        (
-            [
-                "--data.code_system=datamodules.CodeSystem",
-                "--data.code_system.length=8",
-                "--data.code_system.max_codes=3",
-            ],
-            ["1,1,12,0", "1,30,1,0"],
-            (8, 3),
-        ),
-        (
-            ["--data.code_system=datamodules.CodeSystem", "--data.code_system.symbol_separator=,"],
-            ["1,1,12,0", "1,30,1,0"],
-            (4, 1),
-        ),
-    ],
-    ids=["formatter", "from the data", "block size and separator inside a code", "long symbols"],
-)
-def test_a_code_system(folder, options, codes, blocks):
+OWN, LEVELS = "--data.code_system=datamodules.CodeSystem", ["1,1,12,0", "1,30,1,0"]
+CODE_SYSTEMS = {  # options -> codes, and numbers of a code's symbols and of a record's codes
+    "--data.code_system=occ1950": (["007", "120"], (3, 2)),
+    "--data.code_system=from_data": (["A", "BCD"], (3, 1)),
+    f"{OWN} --data.code_system.length=8 --data.code_system.max_codes=3": (LEVELS, (8, 3)),
+    f"{OWN} --data.code_system.symbol_separator=,": (LEVELS, (4, 1)),
+}
+
+
+@pytest.mark.parametrize("options", CODE_SYSTEMS)
+def test_a_code_system(folder, options):
+    codes, blocks = CODE_SYSTEMS[options]
     rows = [("smith", "en", codes[0]), ("clerk", "en", codes[1])]
-    table(folder / "train.csv", rows, ("job", "lang", "occ"))
-    table(folder / "dev.csv", rows, ("job", "lang", "occ"))
-    book = CodeBook.from_dict(ready(folder, *FILES, *options).data.recipe["code_book"])
+    for name in ("train.csv", "dev.csv"):
+        table(folder / name, rows, ("job", "lang", "occ"))
+    data = ready(folder, *FILES, *options.split()).data
+    book = CodeBook.from_dict(data.recipe["code_book"])
     assert (book.table.shape[1], book.max_codes) == blocks
     assert book.codes == codes
 
