@@ -1,7 +1,7 @@
 """Fine-tuning on 200 rows of another code system, with and without a trained encoder."""
 
-import csv
 from collections import Counter
+from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +13,7 @@ from datamodules import demo
 from lit_models.cli import launch
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import read_checkpoint
+from tests.seq2seq.test_data import table
 from tests.toy import csv_rows
 
 SMALL = {"width": 64, "num_layers": 1, "feed_forward": 128}
@@ -37,7 +38,8 @@ def write_tables(folder: Path) -> None:
     """Writes source.csv with the demo's codes; few.csv and held.csv with letter codes."""
     rows = csv_rows(demo.demo_occupations())
     source = [row for row in rows if row["split"] == "train"][:NUM_SOURCE_ROWS]
-    _write(folder / "source.csv", [list(row.values())[:4] for row in source])
+    names = ("text", "language", "code_1", "code_2")
+    table(folder / "source.csv", [[row[name] for name in names] for row in source], names)
     counts = Counter(row["code_1"] for row in source)
     frequent = {code for code, _ in counts.most_common(NUM_CODES)}
     for name, split in (("few.csv", "validation"), ("held.csv", "test")):
@@ -46,14 +48,8 @@ def write_tables(folder: Path) -> None:
             for row in rows
             if row["split"] == split and not row["code_2"] and (code := row["code_1"]) in frequent
         ]
-        _write(folder / name, fitting[: NUM_ROWS if name == "few.csv" else None])
-
-
-def _write(path: Path, rows: list[list[str]]) -> None:
-    header = ["text", "language", "code_1", "code_2"][: len(rows[0])]
-    header = header if len(header) == 4 else ["job", "spoken", "title_code"]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
+        few = fitting[: NUM_ROWS if name == "few.csv" else None]
+        table(folder / name, few, ("job", "spoken", "title_code"))
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +57,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with the tables and source/checkpoints/best.ckpt, a trained coder."""
     folder = tmp_path_factory.mktemp("finetune")
     write_tables(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with chdir(folder):
         launch(
             [
                 *("fit", "--config", "occupation_coder/demo.yaml", *QUIET, *ENCODER, *DECODER),
@@ -78,8 +73,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finetuned(folder: Path, name: str, *options: str) -> SimpleNamespace:
     """Fine-tunes on few.csv; returns F1 on the rows of held.csv, and the weights."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with chdir(folder):
         launch(
             [
                 *("fit", "--config", "occupation_coder/finetune.yaml", *QUIET, *options),

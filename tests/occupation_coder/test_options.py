@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,8 +66,7 @@ class Gradients(Callback):
 def build(folder: Path, *options: str, config: str = "debug") -> SimpleNamespace:
     """Parses a command line and builds trainer, model and data, without training."""
     made: dict[str, Any] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(UnisonoCLI, "fit", lambda cli, **_: made.update(cli=cli))
         launch(["fit", "--config", f"occupation_coder/{config}.yaml", *QUIET, *options])
     cli = made["cli"]
@@ -77,8 +77,7 @@ def fit(run: SimpleNamespace) -> SimpleNamespace:
     """Trains what `build` built."""
     run.gradients = Gradients()
     run.trainer.callbacks.append(run.gradients)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(run.folder)
+    with chdir(run.folder):
         run.trainer.fit(run.model, datamodule=run.data)
     return run
 
@@ -209,8 +208,7 @@ def folder(tmp_path: Path) -> Path:
 def ready(folder: Path, *options: str) -> SimpleNamespace:
     """Builds a run and reads its tables."""
     run = build(folder, *options)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with chdir(folder):
         run.data.prepare_data()
         run.data.setup("fit")
     return run
