@@ -20,6 +20,7 @@ from tests.occupation_coder.occcanine.layout import (
     random_model,
 )
 from tests.seq2seq.test_data import table
+from tests.text_corpora import text_file
 
 
 @pytest.fixture(scope="module")
@@ -126,19 +127,19 @@ def test_codes_of_other_systems_are_spelled_by_their_own_symbols(tmp_path):
     folder = hub_folder(
         tmp_path / "occ", random_model(10, 3), "mix", num_classes=[9] * 8, num_classes_flat=3
     )
-    (folder / "key.json").write_text(json.dumps({"12A": 0, "0": 1, "A10": 2}), encoding="utf-8")
-    (folder / "chars.json").write_text(json.dumps(chars), encoding="utf-8")
+    text_file(folder / "key.json", json.dumps({"12A": 0, "0": 1, "A10": 2}))
+    text_file(folder / "chars.json", json.dumps(chars))
     content = read_checkpoint(folder)
     book = CodeBook.from_dict(content["occupation_recipe"]["code_book"])
     assert book.codes == ["12A", "0", "A10"]
     assert book.max_codes == 2  # of 8 positions
     assert book.table.tolist() == [[6, 7, 8], [5, 2, 2], [8, 6, 5]]  # the layout's ids begin at 4
     pair = {"1,14,0": 0, "2,-1": 1, "14": 2}  # symbols of several characters, separated by commas
-    (folder / "key.json").write_text(json.dumps(pair), encoding="utf-8")
-    (folder / "chars.json").write_text(json.dumps([0, 1, 2, 14, -1]), encoding="utf-8")
+    text_file(folder / "key.json", json.dumps(pair))
+    text_file(folder / "chars.json", json.dumps([0, 1, 2, 14, -1]))
     book = CodeBook.from_dict(read_checkpoint(folder)["occupation_recipe"]["code_book"])
     assert book.table.tolist() == [[6, 8, 5], [7, 9, 2], [8, 2, 2]]
-    (folder / "key.json").write_text(json.dumps({"12Z": 0, "0": 1, "A10": 2}), "utf-8")
+    text_file(folder / "key.json", json.dumps({"12Z": 0, "0": 1, "A10": 2}))
     with pytest.raises(ValueError, match="its codes hold A, which is none of its symbols"):
         read_checkpoint(folder)
 
@@ -148,46 +149,39 @@ class Harm:
         return print, ("run",)
 
 
+def other_network(folder):
+    (folder / W).unlink()
+    torch.save({"weight": torch.zeros(2)}, folder / "pytorch_model.bin")
+
+
+W = "model.safetensors"
 FAULTS = {
-    "cut": "model.safetensors is damaged",
-    "without weights": "lacks model.safetensors and pytorch_model.bin",
-    "without codes": r"names no codes: put key.json .* for HISCO, Key.csv",
-    "columns": r'no column "code" .* it has: a, b',
-    "rows": "2 codes with rows up to 77, and the flat head has 9 rows",
-    "config": "config.json is damaged",
-    "another network": "config, but its weights are of another layout",
-    "pickle": "harm.bin is damaged: it is cut short or no checkpoint",
-    "code": "Only plain data is loaded, never code",
+    "model.safetensors is damaged": lambda m: (m / W).write_bytes((m / W).read_bytes()[:5000]),
+    "lacks model.safetensors and pytorch_model.bin": lambda m: (m / W).unlink(),
+    r"names no codes: put key.json .* for HISCO, Key.csv": lambda m: (m / "Key.csv").unlink(),
+    r'no column "code" .* it has: a, b': lambda m: text_file(m / "Key.csv", "a,b\n1,2\n"),
+    "2 codes with rows up to 77, and the flat head has 9 rows": lambda m: text_file(
+        m / "Key.csv", "hisco,code\n83110,0\n41025,77\n"
+    ),
+    "config.json is damaged": lambda m: text_file(m / "config.json", '{"model_domain"'),
+    "config, but its weights are of another layout": other_network,
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_what_cannot_be_read_is_refused_with_a_sentence(tmp_path, model, name, capsys):
+@pytest.mark.parametrize("message", FAULTS)
+def test_what_cannot_be_read_is_refused_with_a_sentence(tmp_path, model, message):
     path = hisco_folder(tmp_path / "m", model)
-    weights = path / "model.safetensors"
-    if name == "cut":
-        weights.write_bytes(weights.read_bytes()[:5000])
-    elif name == "without weights":
-        weights.unlink()
-    elif name == "without codes":
-        (path / "Key.csv").unlink()
-    elif name == "columns":
-        (path / "Key.csv").write_text("a,b\n1,2\n", "utf-8")
-    elif name == "rows":
-        (path / "Key.csv").write_text("hisco,code\n83110,0\n41025,77\n", "utf-8")
-    elif name == "config":
-        (path / "config.json").write_text('{"model_domain"', "utf-8")
-    elif name == "another network":
-        hub_folder(tmp_path / "n", model, "mix", num_classes=[18])
-        torch.save({"weight": torch.zeros(2)}, tmp_path / "n" / "pytorch_model.bin")
-        (tmp_path / "n" / "model.safetensors").unlink()
-        path = tmp_path / "n"
-    else:
-        path = tmp_path / "harm.bin"
-        if name == "pickle":
-            path.write_bytes(pickle.dumps(Harm()))
-        else:
-            torch.save({"model": model.state("mix"), "key": Harm()}, path)
-    with pytest.raises((ValueError, FileNotFoundError), match=FAULTS[name]):
+    FAULTS[message](path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        LitOccupationCoder.load_from_checkpoint(path)
+
+
+def test_a_file_with_code_in_it_is_refused_and_the_code_does_not_run(tmp_path, model, capsys):
+    path = tmp_path / "harm.bin"
+    path.write_bytes(pickle.dumps(Harm()))
+    with pytest.raises(ValueError, match="harm.bin is damaged: it is cut short or no checkpoint"):
+        LitOccupationCoder.load_from_checkpoint(path)
+    torch.save({"model": model.state("mix"), "key": Harm()}, path)
+    with pytest.raises(ValueError, match="Only plain data is loaded, never code"):
         LitOccupationCoder.load_from_checkpoint(path)
     assert "run" not in capsys.readouterr().out
