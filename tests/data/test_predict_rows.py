@@ -109,6 +109,11 @@ def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
     assert table["needs_review"] == ["false", "false", "false", "true", "true", "true"]
     assert table["truncated"][2:4] == ["false", "true"]
     assert table["language_known"] == ["true"] * 4 + ["false"] * 2
+    write_coded_table(index, BOOK, results_of(index), tmp_path / "out.parquet")  # keeps the types
+    table = pq.read_table(tmp_path / "out.parquet").to_pydict()
+    assert table["needs_review"] == [False, False, False, True, True, True]
+    assert table["confidence_2"][2:5] == [None, None, 0.25]
+    assert table["confidence_set"][3] == 0.333333
 
 
 @pytest.mark.parametrize("description", ["Tømrer", "Cieśla"])
@@ -125,15 +130,6 @@ def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog
     assert lines[1].startswith(f'smed på Ærø;"to\nlinjer";10000;{description};1.000000')
     assert lines[2].startswith(";x;;;;")
     assert ("in UTF-8: windows-1252 cannot hold" in caplog.text) != has_all
-
-
-def test_parquet_keeps_the_types(tmp_path):
-    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
-    write_coded_table(index, BOOK, results_of(index), tmp_path / "out.parquet")
-    table = pq.read_table(tmp_path / "out.parquet").to_pydict()
-    assert table["needs_review"] == [False, False, False, True, True, True]
-    assert table["confidence_2"][2:5] == [None, None, 0.25]
-    assert table["confidence_set"][3] == 0.333333
 
 
 def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
@@ -184,6 +180,10 @@ def test_a_crosswalk_adds_codes_of_other_systems(tmp_path, caplog):
     assert table["sex_1"] == ["M", "M", "", "M", "", ""]
     assert '1 codes are not in the model\'s book, such as "00000" in line 5: left' in caplog.text
     assert '1 of 2 codes lead to no sex, such as "20000": empty' in caplog.text
+    rows = [("20000", "7"), ("20000", "8")]
+    walk = job_table(tmp_path / "walk.csv", rows, "code,hisclass")
+    both = read_crosswalk(CrosswalkOptions(walk, joined_by="+"), BOOK)
+    assert both["hisclass"].tolist() == ["", "7+8", ""]
 
 
 WRONG_CROSSWALKS = {
@@ -206,24 +206,15 @@ def test_a_crosswalk_that_leads_nowhere_is_refused_before_any_work(tmp_path, mon
         data.setup("predict")
 
 
-def test_two_targets_of_one_code_are_joined_where_the_options_say_so(tmp_path):
-    text_file(tmp_path / "walk.csv", "code,hisclass\n20000,7\n20000,8\n")
-    options = CrosswalkOptions(str(tmp_path / "walk.csv"), joined_by="+")
-    assert read_crosswalk(options, BOOK)["hisclass"].tolist() == ["", "7+8", ""]
-
-
-def test_nothing_is_overwritten(tmp_path):
-    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+def test_nothing_is_overwritten_and_a_table_that_changed_meanwhile_is_noticed(tmp_path):
+    path = text_file(tmp_path / "t.csv", TABLE)
+    index = open_index([path], COLUMNS, RECIPE)
     kept = text_file(tmp_path / "out.csv", "kept")
     with pytest.raises(FileExistsError, match="out.csv exists and is not overwritten"):
         write_coded_table(index, BOOK, results_of(index), kept)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "t.csv"]
     assert kept.read_text() == "kept"
-
-
-def test_a_table_that_changed_meanwhile_is_noticed(tmp_path):
-    path = text_file(tmp_path / "t.csv", TABLE)
-    index = open_index([path], COLUMNS, RECIPE)
+    kept.unlink()
     text_file(path, TABLE + "7,new,en,\n")
     with pytest.raises(RuntimeError, match="hold 7 rows, 6 were read before: a table changed"):
         write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")

@@ -49,14 +49,6 @@ def test_the_limit_is_the_kth_smallest_probability_of_the_truth():
     assert limit_of([0.3], 0.4) == 2457 / 8192
 
 
-def test_halves_of_the_records_are_added_up():
-    whole, halves = sets_of(0.8), [sets_of(0.8), sets_of(0.8)]
-    whole.update(torch.tensor(QUARTERS), torch.ones(9))
-    for half, part in zip(halves, (QUARTERS[:4], QUARTERS[4:]), strict=True):
-        half.update(torch.tensor(part), torch.ones(len(part)))
-    assert torch.equal(whole.counts, halves[0].counts + halves[1].counts)
-
-
 @pytest.mark.parametrize("coverage", [0.8, 0.9])
 def test_sets_hold_the_truth_in_the_share_of_new_records_over_many_draws(coverage):
     generator = torch.Generator().manual_seed(0)
