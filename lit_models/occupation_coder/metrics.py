@@ -204,18 +204,15 @@ class LinearBaseline(Callback):
             print("linear baseline: none, since the data of this test hold no training rows")
             return
         # Label of each distinct string: the most frequent first code of its rows.
-        text_id = store.arrays["text_id"][train_rows].tolist()
         first_code = store.arrays["code_ids"][store.arrays["code_offsets"][train_rows]].tolist()
-        code_of_text: dict[int, int] = {}
-        for (text, code), _ in Counter(zip(text_id, first_code, strict=True)).most_common():
+        trained, tested = (list(map(decode, store.texts(rows))) for rows in (train_rows, test_rows))
+        code_of_text: dict[str, int] = {}
+        for (text, code), _ in Counter(zip(trained, first_code, strict=True)).most_common():
             code_of_text.setdefault(text, code)
-        chosen = sorted(code_of_text)
-        step = max(1.0, len(chosen) / MOST_TEXTS)
-        chosen = [chosen[int(i * step)] for i in range(min(len(chosen), MOST_TEXTS))]
-        row_of_text = dict(zip(text_id, train_rows.tolist(), strict=True))
-        first = np.array([row_of_text[text] for text in chosen])
-        texts, tested = (list(map(decode, store.texts(rows))) for rows in (first, test_rows))
-        predicted = self._predicted(texts, [code_of_text[text] for text in chosen], tested)
+        texts = list(dict.fromkeys(trained))
+        step = max(1.0, len(texts) / MOST_TEXTS)
+        texts = [texts[int(i * step)] for i in range(min(len(texts), MOST_TEXTS))]
+        predicted = self._predicted(texts, [code_of_text[text] for text in texts], tested)
         true_sets = [set(ids.tolist()) for ids in store.code_sets(test_rows)]
         hits = np.array([code in true for code, true in zip(predicted, true_sets, strict=True)])
         num_true = np.array(list(map(len, true_sets)))

@@ -136,7 +136,6 @@ def test_a_missing_book_is_refused(tmp_path):
         coding.build_code_book(HISCO, tmp_path / "none.csv", [])
 
 
-
 def test_codes_cut_short_by_a_number_format_are_suspected():
     assert coding.lost_zero_suspects(["1110", "12345", "23456", "34567"]) == ["1110"]
     assert coding.lost_zero_suspects(["1110", "01234", "23456"]) == []
