@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from datamodules import Columns, OccupationDataModule, SplitOptions
+from datamodules import CodeSystem, Columns, OccupationDataModule, SplitOptions
+from datamodules.files.rows import OnBadRows
+from datamodules.occupations.store import PredictIndex, StoreRequest, open_index
 
 ROWS = [
     ("Wine and spirit merchant", "en", "41025", ""),
@@ -30,3 +32,14 @@ def many(num_rows: int, codes: int = 4) -> list[tuple[str, ...]]:
 def module(folder: Path, rows: list[tuple[str, ...]], **options: Any) -> OccupationDataModule:
     options = {"columns": COLUMNS, "split": SplitOptions(0.0, 0.0), **options}
     return OccupationDataModule(table(folder / "train.csv", rows), **options)
+
+
+def index_of(
+    files: list[Path],
+    recipe: dict[str, Any],
+    columns: Columns | None = None,
+    on_bad_rows: OnBadRows = "error",
+) -> PredictIndex:
+    """The inputs of tables that a model with this recipe codes."""
+    request = StoreRequest({}, columns or Columns(), CodeSystem(), recipe=recipe)
+    return open_index(files, request, on_bad_rows)

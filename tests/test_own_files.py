@@ -8,7 +8,6 @@ import pytest
 from datamodules import Columns, OccupationDataModule, SplitOptions
 from datamodules.files.tables import Table, cell_text
 from datamodules.occupations.datamodule import NearestTexts, write_coded_table
-from datamodules.occupations.store import open_index
 from datamodules.text.pairs import text_ids
 from datamodules.tokenizers.codes import (
     CodeBook,
@@ -23,6 +22,7 @@ from lit_models.config_files import find_config
 from lit_models.errors import one_screen
 from lit_models.training.metrics import evaluating
 from tests.occupation_coder.test_module import small_coder
+from tests.occupation_tables import index_of
 from tests.seq2seq.test_data import table
 from tests.seq2seq.test_module import ADAMW, SMALL, data_of
 from tests.text_corpora import text_file
@@ -72,7 +72,7 @@ def test_tables_of_equal_columns_in_another_order_become_one(tmp_path):
     files = [tmp_path / "a.csv", tmp_path / "b.csv"]
     table(files[0], [("smith", "1880")], ("text", "year"))
     table(files[1], [("1900", "midwife")], ("year", "text"))
-    index = open_index(files, Columns(), RECIPE)
+    index = index_of(files, RECIPE)
     ids, sure = np.array([[1], [0]]), np.ones(2)
     results = {"code_ids": ids, "code_confidence": ids * 1.0, "set_confidence": sure}
     write_coded_table(index, BOOK, results | {"needs_review": sure == 0}, tmp_path / "out.csv")
@@ -180,7 +180,7 @@ def test_texts_that_are_cut_are_counted_in_training_and_prediction(tmp_path, cap
     data.prepare_data()
     data.setup("fit")
     assert "1 train texts exceed the 128 characters of data.text.max_length" in caplog.text
-    index = open_index([Path(path)], Columns(), RECIPE)
+    index = index_of([Path(path)], RECIPE)
     data.index, data.recipe = index, RECIPE
     data.build("predict")
     assert "1 predict texts exceed the 10 characters of" in caplog.text

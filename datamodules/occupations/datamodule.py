@@ -52,7 +52,6 @@ from datamodules.tokenizers.codes import (
     CodeBook,
     CodeSystem,
     TextOptions,
-    build_code_book,
     code_warnings,
     decode,
     encode,
@@ -500,24 +499,23 @@ class OccupationDataModule(PlannedDataModule):
 
     def audit(self) -> Audit:
         """Return contents and faults of the tables; needs no model."""
-        request, book, bad_rows = self.store_request(), None, BadRows("reject")
-        if request.book.path is not None:
-            book = build_code_book(request.system, Path(request.book.path), ())
-        rules = (request.columns, request.text, request.system, bad_rows, book, request.table)
+        request, bad_rows = self.store_request(), BadRows("reject")
+        reader = RowReader(request, bad_rows)
+        book = reader.book
         audit = Audit("rows", "characters", limit=request.text.max_length)
 
         def rows() -> Iterator[tuple[Path, str, Job]]:
             """Yield file, name of the part and row for every valid row."""
             for number, paths in request.files.items():
                 for path in paths:
-                    for job in RowReader(*rules).jobs(path, number == TRAIN):
+                    for job in reader.jobs(path, number == TRAIN):
                         yield path, PART_NAMES[number if job.part is None else job.part], job
             for path in coded:
-                reader = RowReader(*rules)
-                for text, language in reader.inputs(path):
+                coded_reader = RowReader(request, bad_rows)
+                for text, language in coded_reader.inputs(path):
                     if text is not None:
                         yield path, "predict", Job(text, language, (), None)
-                audit.warnings += [f"{path}: {note}" for note in reader.notes()]
+                audit.warnings += [f"{path}: {note}" for note in coded_reader.notes()]
 
         coded = expand_files(self.predict_files, "data.predict_files")
         audit.files = {str(p): 0 for paths in (*request.files.values(), coded) for p in paths}
@@ -590,10 +588,11 @@ class OccupationDataModule(PlannedDataModule):
 
     def _open_index(self, recipe: dict[str, Any] | None) -> PredictIndex:
         assert recipe is not None
-        options, columns = self.options, self.options.columns
+        columns = self.options.columns
         if columns.default_language == UNKNOWN:
             columns = replace(columns, default_language=recipe["default_language"])
-        return open_index(self.predict_paths, columns, recipe, self.on_bad_rows, options.table)
+        request = replace(self.options, columns=columns, recipe=recipe)
+        return open_index(self.predict_paths, request, self.on_bad_rows)
 
     def _paths(self, part: int) -> list[Path]:
         return expand_files(self.files[part], f"data.{PART_NAMES[part]}_files")

@@ -180,18 +180,22 @@ class Job(NamedTuple):
     source: str = ""
 
 
-@dataclass
 class RowReader:
-    """Reader of tables of job descriptions; without a book, any code valid in `system` passes."""
+    """Reader of the tables of a request, whose recipe, if any, decides normalisation and codes.
 
-    columns: Columns
-    text: TextOptions
-    system: CodeSystem
-    bad_rows: BadRows
-    book: CodeBook | None = None
-    table: TableOptions = TableOptions()  # noqa: RUF009 - frozen
+    Without a code book, any code valid in the code system passes.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, request: "StoreRequest", bad_rows: BadRows) -> None:
+        self.columns, self.table, self.bad_rows = request.columns, request.table, bad_rows
+        self.text = request.text
+        self.book: CodeBook | None = None
+        if request.recipe is not None:
+            self.text = TextOptions.from_recipe(request.recipe)
+            self.book = CodeBook.from_dict(request.recipe["code_book"])
+        elif request.book.path is not None:
+            self.book = build_code_book(request.system, Path(request.book.path), ())
+        self.system = request.system if self.book is None else self.book.system
         self.num_without_text = 0
         self.unknown_languages: Counter[str] = Counter()
         self._normalised = lru_cache(maxsize=1 << 16)(self.text)
@@ -430,14 +434,8 @@ class _Rows:
 
 def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     """Read the tables of a request and write its arrays; ValueError if rows break a rule."""
-    recipe, options, text, book = request.recipe, request.book, request.text, None
-    if recipe is not None:
-        text, book = TextOptions.from_recipe(recipe), CodeBook.from_dict(recipe["code_book"])
-    elif options.path is not None:
-        book = build_code_book(request.system, Path(options.path), ())
-    system = request.system if book is None else book.system
-    rows, columns = _Rows(), request.columns
-    reader = RowReader(columns, text, system, bad_rows, book, request.table)
+    recipe, columns, options = request.recipe, request.columns, request.book
+    reader, rows = RowReader(request, bad_rows), _Rows()
     for part, paths in request.files.items():
         for path in paths:
             for job in reader.jobs(path, part == TRAIN):
@@ -447,18 +445,24 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     bad_rows.settle(folder)
     parts = _parts(request, rows)
     is_train = parts == TRAIN
+    book, system = reader.book, reader.system
     if system.max_codes is None:  # the most codes of any row
         system = CodeSystem(**{**system.to_dict(), "max_codes": max(rows.num_codes)})
         book = book and CodeBook(system, book.codes, book.descriptions)
     book = book or build_code_book(system, None, rows.code_ids)
-    languages = [] if recipe is None else recipe["languages"]
     if recipe is None:
         names = list(rows.language_ids)
         used = {names[i] for i in np.unique(np.array(rows.language)[is_train])}
         used.add(columns.default_language)
         if options.descriptions_as_examples:
             used.add(DESCRIPTION_LANGUAGE)
-        languages = [UNKNOWN, *sorted(used - {UNKNOWN})]
+        recipe = {
+            "version": RECIPE_VERSION,
+            **reader.text.to_recipe(),
+            "languages": [UNKNOWN, *sorted(used - {UNKNOWN})],
+            "default_language": columns.default_language,
+            "code_book": book.to_dict(),
+        }
 
     # Whether text and codes occur in training rows; descriptions do not count.
     text_id, code = np.array(rows.text), np.array(rows.code)
@@ -468,15 +472,15 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     is_seen_code = np.logical_and.reduceat(is_known, offsets[:-1])
     if options.descriptions_as_examples and request.files.get(TRAIN):
         for name, description in zip(book.codes, book.descriptions, strict=True):
-            cleaned = text(description)
-            if cleaned and name not in book.system.specials:
-                rows.add(Job(cleaned, DESCRIPTION_LANGUAGE, (name,), None), TRAIN)
+            text = reader.text(description)
+            if text and name not in book.system.specials:
+                rows.add(Job(text, DESCRIPTION_LANGUAGE, (name,), None), TRAIN)
     new = (0, len(rows.text) - len(parts))  # descriptions were added as training rows
-    index = {name: i for i, name in enumerate(languages)}  # 0 is unknown, also for new languages
+    index = {name: i for i, name in enumerate(recipe["languages"])}  # unknown or new: 0
     language_id = np.array([index.get(name, 0) for name in rows.language_ids], np.int16)
     code_id = np.array([book.index(name) for name in rows.code_ids], np.int32)
     arrays = {
-        **text_arrays(rows.text_ids, text.max_length),
+        **text_arrays(rows.text_ids, reader.text.max_length),
         "text_id": np.array(rows.text, np.int32),
         "language_id": language_id[np.array(rows.language)],
         "code_ids": code_id[np.array(rows.code)],
@@ -491,13 +495,6 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     for name, values in arrays.items():
         content.update(f"{name} {values.dtype.str} {len(values)};".encode())
         content.update(np.ascontiguousarray(values).data)
-    recipe = recipe or {
-        "version": RECIPE_VERSION,
-        **text.to_recipe(),
-        "languages": languages,
-        "default_language": columns.default_language,
-        "code_book": book.to_dict(),
-    }
     facts = {"recipe": recipe, "sources": list(rows.source_ids)}
     write_arrays(folder, arrays, **facts, fingerprint=content.hexdigest()[:32])
 
@@ -541,25 +538,22 @@ class PredictIndex(ArrayFolder):
 
 
 def open_index(
-    files: Sequence[Path],
-    columns: Columns,
-    recipe: dict[str, Any],
-    on_bad_rows: OnBadRows = "error",
-    table: TableOptions = TableOptions(),  # noqa: B008 - frozen
+    files: Sequence[Path], request: StoreRequest, on_bad_rows: OnBadRows = "error"
 ) -> PredictIndex:
     """Return the index of tables to code, made at first use.
 
     Args:
         files: tables with a text column; code columns are not needed.
-        columns: names of the columns with text and language.
-        recipe: recipe of the checkpoint that will code them.
+        request: format and columns of the tables, and recipe of the checkpoint that will code them.
         on_bad_rows: what to do with rows that cannot be cut into columns: `error` raises, `reject`
             leaves them out.
 
     Raises:
         ValueError: the tables differ in their columns, or rows break a rule.
     """
-    tables = [Table(path, table) for path in files]
+    columns, recipe = request.columns, request.recipe
+    assert recipe is not None
+    tables = [Table(path, request.table) for path in files]
     for one in tables:
         columns.named(one, "text", "language")
     check_same_columns(tables)
@@ -568,13 +562,11 @@ def open_index(
         "files": [[str(path.resolve()), file_digest(path)] for path in files],
         "columns": [columns.text, columns.language, columns.default_language],
         "encoding": {name: recipe[name] for name in ("normalisation", "max_length", "languages")},
-        "table": asdict(table),
+        "table": asdict(request.table),
     }
 
     def make(folder: Path) -> None:
-        bad_rows = BadRows(on_bad_rows)
-        options = TextOptions.from_recipe(recipe)
-        reader = RowReader(columns, options, CodeSystem(), bad_rows, None, table)
+        reader = RowReader(request, BadRows(on_bad_rows))
         language_index = {name: i for i, name in enumerate(recipe["languages"])}
         inputs: dict[tuple[str, int], int] = {}  # text and index of the language
         with ArrayFile(folder / "input_of_row.npy", np.int64) as input_of_row:
@@ -586,12 +578,12 @@ def open_index(
                     for text, name in reader.inputs(path)
                 )
                 input_of_row.add(np.fromiter(numbers, np.int64))
-        bad_rows.settle(folder)
+        reader.bad_rows.settle(folder)
         if not inputs:
-            why = [*bad_rows.rows[:1], *reader.notes()][0]
+            why = [*reader.bad_rows.rows[:1], *reader.notes()][0]
             raise ValueError(f"{', '.join(map(str, files))}: no row can be coded. {why}")
         texts, languages = zip(*inputs, strict=True)
-        arrays = text_arrays(texts, options.max_length)
+        arrays = text_arrays(texts, reader.text.max_length)
         arrays["language_ids"] = np.array(languages, np.int16)
         content = hashlib.sha256()
         for values in arrays.values():
@@ -602,7 +594,7 @@ def open_index(
             files=[str(path.resolve()) for path in files],
             fingerprint=content.hexdigest(),
             notes=reader.notes(),
-            table=asdict(table),
+            table=asdict(request.table),
         )
 
     return PredictIndex(accepted(made_once(cache_folder("predict", key), make), on_bad_rows))

@@ -20,8 +20,9 @@ from datamodules.occupations.datamodule import (
     read_crosswalk,
     write_coded_table,
 )
-from datamodules.occupations.store import PredictIndex, open_index
+from datamodules.occupations.store import PredictIndex
 from datamodules.tokenizers.codes import CodeBook, CodeSystem, TextOptions, decode
+from tests.occupation_tables import index_of
 from tests.occupation_tables import table as job_table
 from tests.text_corpora import text_file
 
@@ -67,11 +68,11 @@ def test_several_files_are_one_table(tmp_path):
         text_file(tmp_path / "a.csv", "text\na\nb\n"),
         text_file(tmp_path / "b.csv", "text\nb\nc\n"),
     ]
-    index = open_index(files, Columns(default_language="en"), RECIPE)
+    index = index_of(files, RECIPE, Columns(default_language="en"))
     assert index.arrays["input_of_row"].tolist() == [0, 1, 1, 2]
     other = text_file(tmp_path / "c.csv", "text,more\na,b\n")
     with pytest.raises(ValueError, match="need the same columns: predict them one"):
-        open_index([files[0], other], Columns(), RECIPE)
+        index_of([files[0], other], RECIPE)
 
 
 @settings(max_examples=25, deadline=None)
@@ -81,9 +82,9 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
     text_file(path, "text,n\n" + "".join(f"{text},{i}\n" for i, text in enumerate(texts)))
     if not any(text.strip() for text in texts):
         with pytest.raises(ValueError, match=r"t.csv: no row can be coded"):
-            open_index([path], Columns(), RECIPE, "reject")
+            index_of([path], RECIPE, on_bad_rows="reject")
         return
-    index = open_index([path], Columns(), RECIPE, "reject")
+    index = index_of([path], RECIPE, on_bad_rows="reject")
     dataset, normalise = DistinctInputs(index), TextOptions()
     assert len(dataset.lengths) == len({normalise(t) for t in texts} - {""})
     points = dataset.batch(np.arange(len(dataset.lengths)), 0)["input_ids"].numpy()
@@ -92,7 +93,7 @@ def test_every_row_finds_its_text_again(tmp_path_factory, texts):
 
 
 def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
-    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    index = index_of([text_file(tmp_path / "t.csv", TABLE)], RECIPE, COLUMNS)
     write_coded_table(index, BOOK, results_of(index), tmp_path / "out.csv")
     table = columns_of(tmp_path / "out.csv")
     assert ",".join(table) == (
@@ -120,7 +121,7 @@ def test_the_coded_table_has_every_row_and_column_in_order(tmp_path):
 def test_the_coded_table_comes_back_in_the_dialect_of_the_input(tmp_path, caplog, description):
     content = 'text;note\r\nsmed på Ærø;"to\nlinjer"\r\n;x\r\n'.encode("latin-1")
     (tmp_path / "t.csv").write_bytes(content)
-    index = open_index([tmp_path / "t.csv"], Columns(), RECIPE)
+    index = index_of([tmp_path / "t.csv"], RECIPE)
     book = CodeBook(SYSTEM, ["10000", "20000"], [description, "Tailor"])
     write_coded_table(index, book, results_of(index), tmp_path / "out.csv")
     has_all = description == "Tømrer"  # Latin-1 has no ś: the table becomes UTF-8, and says so
@@ -141,7 +142,7 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
     data.prepare_data()
     assert '1 row has no text in the column "text": such a row stays' in caplog.text
     assert '1 row has a language that is no known code ("klingon"): coded as' in caplog.text
-    index = open_index([path], COLUMNS, RECIPE)
+    index = index_of([path], RECIPE, COLUMNS)
     for name in ("out.csv", "out.parquet"):
         write_coded_table(index, BOOK, results_of(index), tmp_path / name)
     lines = (tmp_path / "out.csv").read_text().splitlines()
@@ -152,9 +153,7 @@ def test_a_row_without_text_or_with_an_unknown_language_stays(tmp_path, caplog):
 
 
 def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
-    index = open_index(
-        [text_file(tmp_path / "t.csv", 'text\nsmith\n""\ntailor\n')], Columns(), RECIPE
-    )
+    index = index_of([text_file(tmp_path / "t.csv", 'text\nsmith\n""\ntailor\n')], RECIPE)
     results = results_of(index) | {
         "code_ids": np.array([[1, -100], [0, -100]]),
         "next_ids": np.array([[[0, 1], [0, -100]], [[1, -100], [-100, -100]]]),
@@ -169,7 +168,7 @@ def test_next_sets_are_written_and_no_empty_code_columns(tmp_path):
 
 
 def test_a_crosswalk_adds_codes_of_other_systems(tmp_path, caplog):
-    index = open_index([text_file(tmp_path / "t.csv", TABLE)], COLUMNS, RECIPE)
+    index = index_of([text_file(tmp_path / "t.csv", TABLE)], RECIPE, COLUMNS)
     rows = [("10000", "7", "M"), ("10000", "7", "M"), ("20000", "4", ""), ("00000", "1", "x")]
     walk = job_table(tmp_path / "walk.csv", rows, "code,hisclass,sex")
     crosswalk = read_crosswalk(CrosswalkOptions(walk), BOOK)
@@ -208,7 +207,7 @@ def test_a_crosswalk_that_leads_nowhere_is_refused_before_any_work(tmp_path, mon
 
 def test_nothing_is_overwritten_and_a_table_that_changed_meanwhile_is_noticed(tmp_path):
     path = text_file(tmp_path / "t.csv", TABLE)
-    index = open_index([path], COLUMNS, RECIPE)
+    index = index_of([path], RECIPE, COLUMNS)
     kept = text_file(tmp_path / "out.csv", "kept")
     with pytest.raises(FileExistsError, match="out.csv exists and is not overwritten"):
         write_coded_table(index, BOOK, results_of(index), kept)
