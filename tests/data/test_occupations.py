@@ -23,6 +23,12 @@ def texts_of(batch: dict[str, torch.Tensor]) -> list[str]:
     return ["".join(chr(point) for point in row if point) for row in batch["input_ids"].tolist()]
 
 
+def sizes_of(data: OccupationDataModule) -> dict[str, int]:
+    data.setup("fit")
+    data.setup("test")
+    return {stage: len(dataset.lengths) for stage, dataset in data.datasets.items()}
+
+
 def test_batches_hold_the_normalised_rows(tmp_path):
     data = module(tmp_path, ROWS, validation_files=table(tmp_path / "v.csv", ROWS[:2]))
     data.setup("fit")
@@ -45,11 +51,9 @@ def test_batches_hold_the_normalised_rows(tmp_path):
 def test_no_variant_of_a_string_is_on_both_sides(tmp_path):
     rows = [(f"{'Retired ' * (i % 2)}trade {i // 4}", "en", "10000", "") for i in range(400)]
     data = module(tmp_path, rows, split=SplitOptions(0.2, 0.2))
-    data.setup("fit")
-    data.setup("test")
     sides = {}
-    for stage, dataset in data.datasets.items():
-        batch = dataset.batch(np.arange(len(dataset.lengths)), 0)
+    for stage, size in sizes_of(data).items():
+        batch = data.datasets[stage].batch(np.arange(size), 0)
         sides[stage] = {text.removeprefix("retired ") for text in texts_of(batch)}
     assert sum(len(side) for side in sides.values()) == 100
     assert 10 <= len(sides["validation"]) <= 30
@@ -60,19 +64,14 @@ def test_the_users_own_split_column_wins(tmp_path):
     rows = [("a", "10000", "train"), ("a", "10000", "dev"), ("b", "20000", "Test")]
     path = table(tmp_path / "t.csv", rows, "text,code_1,part")
     data = OccupationDataModule(path, columns=Columns(split="part"))
-    data.setup("fit")
-    data.setup("test")
-    lengths = {stage: len(dataset.lengths) for stage, dataset in data.datasets.items()}
-    assert lengths == {"train": 1, "validation": 1, "test": 1}
+    assert sizes_of(data) == {"train": 1, "validation": 1, "test": 1}
 
 
 def test_a_test_file_leaves_the_validation_share_alone(tmp_path):
     data = module(
         tmp_path, many(100), test_files=table(tmp_path / "t.csv", many(10)), split=SplitOptions()
     )
-    data.setup("fit")
-    data.setup("test")
-    counts = {stage: len(d.lengths) for stage, d in data.datasets.items()}
+    counts = sizes_of(data)
     assert counts["test"] == 10
     assert counts["train"] + counts["validation"] == 100
 

@@ -20,16 +20,6 @@ from tests.occupation_coder.tiny import batch_of, network_of, padded
 from tests.occupation_tables import module, table
 
 
-def test_features_have_length_1_and_know_nothing_of_padding_and_neighbours():
-    head = linear.LinearHead(4, linear.LinearOptions(num_features=64))
-    texts = ["farm servant", "smed", "農夫", ""]
-    together = head.features(*padded(texts, 30))
-    torch.testing.assert_close(together.norm(dim=1), torch.ones(4))
-    for row, text in enumerate(texts):
-        alone = head.features(*padded([text], max(len(text), 1)))
-        torch.testing.assert_close(together[row], alone[0], rtol=0, atol=0)
-
-
 def test_hashed_features_keep_the_likeness_of_texts():
     head = linear.LinearHead(4, linear.LinearOptions(ngram_sizes=(2,), num_features=1 << 16))
     one, two, other = head.features(*padded(["abab", "ab", "xy"], 4))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_models.occupation_coder import encoders
+from lit_models.occupation_coder.linear import LinearOptions
 from lit_models.occupation_coder.network import EMPTY, END, NONE, CodeTrie
 from tests.causal_lm.folders import saved_canine
 from tests.occupation_coder.tiny import network_of, padded, trie_of
@@ -13,9 +14,10 @@ from tests.occupation_coder.tiny import network_of, padded, trie_of
 A, B = 4, 5
 
 
+@pytest.mark.parametrize("linear", [None, LinearOptions(num_features=64)])
 @torch.no_grad()
-def test_padding_and_neighbours_never_change_an_output():
-    network = network_of()
+def test_padding_and_neighbours_never_change_an_output(linear):
+    network = network_of(linear)
     texts = ["farm servant", "", "smed", "農夫"]
     language = torch.tensor([1, 0, 2, 0])
     memory, logits = network(*padded(texts, 40), language)

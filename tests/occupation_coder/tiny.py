@@ -24,8 +24,7 @@ def network_of(linear: LinearOptions | None = None) -> OccupationNetwork:
     network = OccupationNetwork(encoder, decoder, linear=linear).double().eval()
     torch.nn.init.normal_(decoder.node_output.weight)
     torch.nn.init.normal_(decoder.node_summary.weight)
-    if linear is None:
-        torch.nn.init.normal_(network.flat.nodes.weight)
+    torch.nn.init.normal_(network.flat.nodes.weight if linear is None else network.flat.weight)
     return network
 
 
