@@ -322,7 +322,7 @@ class StoreRequest:
     system: CodeSystem
     book: CodeBookOptions = CodeBookOptions()
     split: SplitOptions = field(default_factory=SplitOptions)
-    text: TextOptions = TextOptions()
+    text: TextOptions = field(default_factory=TextOptions)
     table: TableOptions = field(default_factory=TableOptions)
     # A checkpoint's recipe, which then determines the encoding; `None` makes a new one.
     recipe: dict[str, Any] | None = None

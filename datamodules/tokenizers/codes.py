@@ -79,8 +79,14 @@ class TextOptions:
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> "TextOptions":
-        """Return the options of `to_recipe`."""
+        """Return the options of `to_recipe`; ValueError for options of earlier checkpoints that are
+        gone."""
         kept = recipe["normalisation"]
+        if gone := [name for name in ("lowercase", "strip") if not kept.get(name, True)]:
+            raise ValueError(
+                f"the model was trained on texts with {gone[0]}: false, an option that is gone: "
+                "it would silently misread texts. Train it again."
+            )
         folds = kept.get("fold_accents", False)
         return cls(kept["drop_status_words"], folds, recipe["max_length"])
 

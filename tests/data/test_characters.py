@@ -20,6 +20,8 @@ def test_text_is_lower_case_plain_and_single_spaced():
     assert TextOptions.from_recipe(folding.to_recipe()) == folding
     kept = {"lowercase": True, "drop_status_words": False}
     assert normalise.to_recipe() == {"normalisation": kept, "max_length": 128}
+    with pytest.raises(ValueError, match="trained on texts with lowercase: false, an option that"):
+        TextOptions.from_recipe({"normalisation": {**kept, "lowercase": False}, "max_length": 9})
 
 
 @settings(max_examples=200, deadline=None)
