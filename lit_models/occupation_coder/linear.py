@@ -50,11 +50,10 @@ class TitleHeads(nn.Module):
 
     def __init__(self, ends: Sequence[str]) -> None:
         super().__init__()
-        is_sign = [len(end) == 1 and not end.isalnum() for end in ends]  # need no spaces around
-        signs = [ord(end) for end, sign in zip(ends, is_sign, strict=True) if sign]
-        keys = [_key(end) for end, sign in zip(ends, is_sign, strict=True) if not sign]
+        signs = [end for end in ends if len(end) == 1 and not end.isalnum()]  # need no spaces
+        points, keys = list(map(ord, signs)), [_key(end) for end in ends if end not in signs]
         # Buffers, as a copy to a GPU in every step would block the host.
-        self.register_buffer("signs", torch.tensor(signs, dtype=torch.int64), persistent=False)
+        self.register_buffer("signs", torch.tensor(points, dtype=torch.int64), persistent=False)
         self.register_buffer("end_keys", torch.tensor(keys, dtype=torch.int64), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
