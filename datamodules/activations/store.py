@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from datamodules.activations.documents import (
-    DocumentFacts,
     DocumentsDataModule,
     Pieces,
     PositionRule,
@@ -71,13 +70,14 @@ Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # activations [n, D], tokens 
 
 
 def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
-    """Return the statistics of activations in chunks, which must have the same bounds in every run.
+    """Return the statistics of one or more chunks of activations, whose bounds must be the same in
+    every run.
 
     A first guess of the mean is subtracted before summing, since squares of large numbers would
     swallow small differences.
 
     Raises:
-        ValueError: there are no activations, or one is not finite.
+        ValueError: an activation is not finite.
     """
     count, lengths, guess = 0, [0.0, 0.0, 0.0], np.zeros(0)  # lengths: sum, sum of squares, maximum
     total = unit_total = products = guess
@@ -89,8 +89,6 @@ def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
                 "the subject's activations hold values that are no finite numbers; its weights are "
                 "damaged, or trainer.precision is too narrow for them: take 32-true."
             )
-        if not len(activations):
-            continue
         x = activations.astype(np.float64)
         if not count:
             guess, width = x.mean(0), x.shape[1]
@@ -115,11 +113,6 @@ def statistics_of(chunks: Iterable[Chunk]) -> ActivationStatistics:
             for key, number, more in zip(distinct.tolist(), numbers.tolist(), sums, strict=True):
                 before, so_far = known.get(key, (0, 0.0))
                 known[key] = (before + number, so_far + more)
-    if not count:
-        raise ValueError(
-            "no document of the training part is long enough for an activation; lower "
-            "data.positions.min_position, or give longer texts."
-        )
     above, length = total / count, lengths[0] / count
     covariance = products / count - np.outer(above, above)
     with one_thread():
@@ -228,12 +221,11 @@ def open_stores(folders: Sequence[Path]) -> list[ActivationStore]:
                 f"{one.folder} and {other.folder} both hold layer {one.subject.layer}; name each "
                 f"layer's store once in data.activations, or {way_out}."
             )
-        facts: list[dict[str, Any]] = []
-        for store in (one, other):
-            subject = {f"subject.{n}": v for n, v in asdict(store.subject).items() if n != "layer"}
-            known = {n: v for n, v in store.schema.items() if n not in (*OF_ONE_STORE, "subject")}
-            facts.append(subject | known)
-        if changed := [name for name in facts[0] if facts[0][name] != facts[1][name]]:
+        facts, others = (
+            {**store.schema, "subject": store.schema["subject"] | {"layer": None}}
+            for store in (one, other)
+        )
+        if changed := [n for n in facts if n not in OF_ONE_STORE and facts[n] != others[n]]:
             raise ValueError(
                 f"{one.folder} and {other.folder} differ in {', '.join(changed)}, and the stores "
                 f"of a lens over several layers may differ in the layer alone; {way_out}."
@@ -260,50 +252,6 @@ class LayeredActivations:
         return activations
 
 
-def rows_and_slots(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each activation [N], with ascending pieces, the index of its piece among those
-    that have activations, and its index within the piece."""
-    is_new = np.diff(piece, prepend=-1) != 0
-    row = np.cumsum(is_new) - 1
-    return row, np.arange(len(piece)) - np.flatnonzero(is_new)[row]
-
-
-class DumpedPart(NamedTuple):
-    """One part of a dump, read by the subject.
-
-    pieces: the documents. piece [N], position [N]: of each activation. activations [P, K, D]: the
-    activations of the pieces that have any, in order. facts: attributes and files of the documents.
-    """
-
-    pieces: Pieces
-    piece: np.ndarray
-    position: np.ndarray
-    activations: np.ndarray
-    facts: DocumentFacts
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield the activations [n, D] in order, with current tokens [n] and positions [n]."""
-        stream, (row, slot) = self.pieces.stream, rows_and_slots(self.piece)
-        for start in range(0, len(self.piece), CHUNK):
-            here = slice(start, start + CHUNK)
-            piece, position = self.piece[here], self.position[here]
-            tokens = stream.tokens[self.pieces.starts[piece] + position].astype(np.int64)
-            yield self.activations[row[here], slot[here]], tokens, position
-
-    def write(self, folder: Path, name: str) -> None:
-        """Write the arrays of the part."""
-        np.save(folder / f"{name}.piece.npy", self.piece)
-        np.save(folder / f"{name}.position.npy", self.position)
-        np.save(folder / f"{name}.attributes.npy", self.facts.attributes)
-        np.save(folder / f"{name}.group.npy", self.facts.group)
-        # Written sequentially, not through a memory map: a full disk then raises an error instead
-        # of ending the process by a signal.
-        path, row = folder / f"{name}.activations.npy", self.activations.shape[-1:]
-        with ArrayFile(path, self.activations.dtype, row) as file:
-            for activations, _, _ in self.chunks():
-                file.add(activations)
-
-
 class DumpDataset(PlannedDataset):
     """The pieces of all parts that have activations, part by part.
 
@@ -313,13 +261,13 @@ class DumpDataset(PlannedDataset):
 
     def __init__(self, parts: list[Pieces], positions: list[list[np.ndarray]]) -> None:
         self.parts, self.positions = parts, positions
-        self.piece = [np.unique(piece) for piece, _ in positions]  # pieces that have activations
+        counted = [np.unique(piece, return_counts=True) for piece, _ in positions]
+        self.piece = [piece for piece, _ in counted]  # pieces that have activations
         self.first = np.cumsum([0, *map(len, self.piece)])
-        places = [rows_and_slots(piece) for piece, _ in positions]
-        most = 1 + max(int(slot.max(initial=-1)) for _, slot in places)
-        self.drawn = np.full((int(self.first[-1]), most), NO_POSITION)  # [P, K]
-        for first, (row, slot), (_, position) in zip(self.first, places, positions, strict=False):
-            self.drawn[first + row, slot] = position
+        counts = np.concatenate([counts for _, counts in counted])
+        is_drawn = np.arange(counts.max(initial=1)) < counts[:, None]  # [P, K]
+        self.drawn = np.full(is_drawn.shape, NO_POSITION)
+        self.drawn[is_drawn] = np.concatenate([position for _, position in positions])
         self.lengths = self.drawn.max(1, initial=NO_POSITION) + 1
         self.target_counts = {}
         content = hashlib.sha256(parts[0].store.fingerprint.encode())
@@ -341,6 +289,18 @@ class DumpDataset(PlannedDataset):
             "input_ids": torch.from_numpy(ids),
             "positions": torch.from_numpy(self.drawn[numbers]),
         }
+
+    def chunks(self, part: int, activations: np.ndarray) -> Iterator[Chunk]:
+        """Yield the activations [n, D] of a part in order, from those of all pieces [P, K, D], with
+        current tokens [n] and positions [n]."""
+        pieces, (piece, position) = self.parts[part], self.positions[part]
+        first, end = self.first[part : part + 2]
+        row, slot = np.nonzero(self.drawn[first:end] != NO_POSITION)
+        for start in range(0, len(piece), CHUNK):
+            here = slice(start, start + CHUNK)
+            tokens = pieces.stream.tokens[pieces.starts[piece[here]] + position[here]]
+            chunk = activations[first + row[here], slot[here]]
+            yield chunk, tokens.astype(np.int64), position[here]
 
 
 class ActivationDumpDataModule(DocumentsDataModule):
@@ -376,7 +336,7 @@ class ActivationDumpDataModule(DocumentsDataModule):
 
         Raises:
             FileExistsError: the folder exists.
-            ValueError: the training part has no activations, or one is not finite.
+            ValueError: an activation is not finite.
             OSError: the disk is full; the folder is then not created.
         """
         subject: SubjectFacts = self.model.options["subject"]
@@ -394,37 +354,44 @@ class ActivationDumpDataModule(DocumentsDataModule):
         """Write one layer's store with its activations [P, K, D]; see `write_predictions`."""
         dataset = self.datasets["predict"]
         assert isinstance(dataset, DumpDataset)
-        parts: dict[str, DumpedPart] = {}
-        for part, name in enumerate(PART_NAMES):
-            in_part = activations[dataset.first[part] : dataset.first[part + 1]]
-            (piece, position), facts = dataset.positions[part], self.facts(part)
-            parts[name] = DumpedPart(dataset.parts[part], piece, position, in_part, facts)
-        training = parts[PART_NAMES[TRAIN]]
+        facts = {name: self.facts(part) for part, name in enumerate(PART_NAMES)}
         with naming(path), replacing(path, is_new=True) as unfinished:
             unfinished.mkdir()  # with the modes of the user's umask
             for file in self.store.folder.iterdir():
                 shutil.copyfile(file, unfinished / file.name)
-            for name, of_part in parts.items():
-                of_part.write(unfinished, name)
-            statistics = statistics_of(training.chunks())
+            for part, (name, of_part) in enumerate(facts.items()):
+                piece, position = dataset.positions[part]
+                np.save(unfinished / f"{name}.piece.npy", piece)
+                np.save(unfinished / f"{name}.position.npy", position)
+                np.save(unfinished / f"{name}.attributes.npy", of_part.attributes)
+                np.save(unfinished / f"{name}.group.npy", of_part.group)
+                # Written sequentially, not through a memory map: a full disk then raises an error
+                # instead of ending the process by a signal.
+                row = (unfinished / f"{name}.activations.npy", activations.dtype)
+                with ArrayFile(*row, activations.shape[-1:]) as array:
+                    for chunk, _, _ in dataset.chunks(part, activations):
+                        array.add(chunk)
+            statistics = statistics_of(dataset.chunks(TRAIN, activations))
             np.savez(unfinished / STATISTICS, **vars(statistics))
             facts_of_all = {
                 "subject": asdict(subject),
                 "tokens": self.store.fingerprint,
                 "positions": asdict(self.positions),
-                "context_length": training.pieces.context_length,
+                "context_length": dataset.parts[TRAIN].context_length,
             }
             schema = {
                 **facts_of_all,
                 "fingerprint": digest_of(facts_of_all),
                 "version": STORE_VERSION,
-                "dtype": str(training.activations.dtype),
+                "dtype": str(activations.dtype),
                 "tokenizer": self.store.tokenizer.digest,
                 "norms": dict(zip(("mean", "deviation", "largest"), statistics.norms, strict=True)),
-                "num_documents": {name: len(one.facts.group) for name, one in parts.items()},
-                "num_activations": {name: len(one.piece) for name, one in parts.items()},
-                "attributes": {name: one.facts.names for name, one in parts.items()},
-                "groups": {name: one.facts.group_names for name, one in parts.items()},
+                "num_documents": {name: len(one.group) for name, one in facts.items()},
+                "num_activations": {
+                    name: len(dataset.positions[part][0]) for part, name in enumerate(PART_NAMES)
+                },
+                "attributes": {name: one.names for name, one in facts.items()},
+                "groups": {name: one.group_names for name, one in facts.items()},
                 "files": {
                     file.name: {"bytes": file.stat().st_size, "digest": content_digest(file)}
                     for file in sorted(unfinished.iterdir())

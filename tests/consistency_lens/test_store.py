@@ -147,11 +147,6 @@ def test_a_part_may_be_empty(tmp_path: Path) -> None:
         data.setup("test")
 
 
-def test_the_type_is_that_of_the_run(tmp_path: Path) -> None:
-    store = dumped(tmp_path / "acts", stories(tmp_path, 20), precision="64-true")
-    assert store.schema["dtype"] == str(store.array(0, "activations").dtype) == "float64"
-
-
 def test_each_layers_store_is_that_of_a_dump_of_its_own(tmp_path):
     files = stories(tmp_path, 40)
     data = ActivationDumpDataModule(str(tmp_path / "all"), **documents(files))
@@ -162,11 +157,3 @@ def test_each_layers_store_is_that_of_a_dump_of_its_own(tmp_path):
         alone = dumped(tmp_path / f"alone-{layer}", files, subject(layer))
         assert store.subject == alone.subject
         assert contents(store.folder) == contents(alone.folder)
-
-
-def test_a_layer_that_does_not_exist_is_refused(tmp_path):
-    for layers in ([-1, 1], [1, 3]):
-        data = ActivationDumpDataModule(str(tmp_path / "all"), **documents(stories(tmp_path, 40)))
-        with pytest.raises(ValueError, match=r"is none of the subject's 3 blocks"):
-            trainer(tmp_path).predict(LitSubject(subject(), layers), data, return_predictions=False)
-    assert not (tmp_path / "all").exists()
