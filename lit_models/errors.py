@@ -236,6 +236,8 @@ def _bad_value(key: str, detail: str) -> str:
     """Returns the message for a value of the wrong type, a class that cannot be imported (with the
     nearest that can), or a value that is none of the choices."""
     value = "".join(re.findall(r"(?:Given value|Got value): (.+)", detail)[:1]).strip()
+    if value == "None" and "NoneType" in detail:  # jsonargparse passes null on as this text
+        return f"{key}: null is read here only from YAML; write it into a file for --config."
     class_names = re.findall("(?:class_path'?[ =:]+|val=)'([^']+)'", f"{detail} {value}")
     module, _, last = (name := [*class_names, value][0]).rpartition(".")
     known: dict[str, list[str]] = {}  # class -> import paths
