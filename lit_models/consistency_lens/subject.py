@@ -28,6 +28,7 @@ from lit_models.causal_lm.pretrained import (
     network_from_config,
     read_config,
     read_recipe,
+    text_config,
     weight_files,
 )
 from lit_models.training.metrics import float32_on
@@ -152,7 +153,14 @@ def subject_recipe(options: SubjectOptions, vocab_size: int) -> Recipe:
         ValueError: the folder holds no supported model.
     """
     if options.path is not None:
-        return read_recipe(options.path)
+        recipe = read_recipe(options.path)
+        if getattr(text_config(recipe), "hidden_size_per_layer_input", 0):
+            raise ValueError(
+                f"each block of the model in {options.path} also reads the words (inputs per "
+                "layer, as in Gemma 3n), but a lens gives it vectors in their place; take another "
+                "model."
+            )
+        return recipe
     assert options.network is not None
     size = options.network.vocab_size or vocab_size
     return replace(options.network, vocab_size=size).recipe

@@ -71,6 +71,18 @@ WRONG: dict[str, tuple[list[str], str]] = {
         [*PREDICT, OTHER, "--model.subject.layer=3"],
         "layer 3 is none of the subject's 3 blocks; give subject.layer or model.layers from 0 to 2",
     ),
+    "a layer below 0": (
+        [*PREDICT, OTHER, "--model.layers=[-1,1]"],
+        "layer -1 is none of the subject's 3 blocks",
+    ),
+    "a null for a group of options": (
+        [*FIT, "--model.subject.network=null"],
+        "model.subject.network: null is read here only from YAML; write it into a file",
+    ),
+    "a subject with inputs of each block": (
+        [*FIT, '--model.subject={"path": "gemma", "network": null}'],
+        "each block of the model in gemma also reads the words",
+    ),
     "a position beyond the context": (
         [*PREDICT, OTHER, "--data.positions.min_position=15"],
         "the part train has no activations: .* data.positions.min_position; lower it",
@@ -106,6 +118,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dumped(folder / "acts", stories(folder, 40))
     twice = "".join((folder / "mine.jsonl").read_text().splitlines(keepends=True)[3:5])
     (folder / "held.jsonl").write_text(twice + '{"text": "a cat at hill"}\n')
+    (folder / "gemma").mkdir()
+    (folder / "gemma" / "config.json").write_text('{"model_type": "gemma3n_text"}')
     (folder / "dump.yaml").write_text(DUMP)
     (folder / "lens.yaml").write_text(LENS)
     return folder
