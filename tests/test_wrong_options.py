@@ -34,9 +34,8 @@ from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.module import Samples
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LossWeight, TemperatureSchedule
+from lit_models.consistency_lens.loss import LossWeight, TeacherText, TemperatureSchedule
 from lit_models.consistency_lens.subject import BaseOptions, SubjectOptions
-from lit_models.consistency_lens.teacher import TeacherText
 from lit_models.occupation_coder.decoding import DecodingOptions
 from lit_models.occupation_coder.encoders import CharacterEncoder, NgramTable
 from lit_models.occupation_coder.linear import LinearOptions

@@ -20,7 +20,6 @@ from datamodules.activations.documents import (
     DocumentsDataModule,
     Pieces,
     check_activations,
-    check_parts,
 )
 from datamodules.activations.store import (
     ActivationStatistics,
@@ -317,15 +316,11 @@ class ActivationDataModule(DocumentsDataModule):
         return DocumentFacts(names, attributes, group, groups)
 
     def audit(self) -> Audit:
-        """Return contents and faults of the documents, or of the store, which is read whole.
-
-        Raises:
-            ValueError: the store is damaged, or two parts share documents.
-        """
+        """Return contents and faults of the documents, or of the store, which is read whole;
+        ValueError if it is damaged."""
         audit = super().audit()
         if not self.folders:
             return audit
-        check_parts(self.store)
         for store in self.stores:
             store.check_files(reads_all=True)
             subject, files = store.subject, store.schema["files"]
@@ -349,21 +344,20 @@ class ActivationDataModule(DocumentsDataModule):
             yield dataset.batch(places[first : first + STATISTICS_BATCH] * every + index, 0)
 
     def statistics(
-        self, index: int, read: Callable[[Tensor], Sequence[Tensor]], device: torch.device
+        self, index: int, activation_of: Callable[[Any], Tensor]
     ) -> ActivationStatistics:
         """Return the training part's statistics at the layer with this index, from the store or
-        from the first activations. `read` computes the activations of all layers, [B, T, D] each,
-        of input_ids [B, T] on the device."""
+        from the first activations, which `activation_of` computes, [B, D] of a batch."""
         if self.stores:
             return self.stores[index].statistics
 
         def chunks() -> Iterator[Chunk]:
-            for batch in self.training_sample():
-                ids, position = batch["input_ids"], batch["position"]
-                with one_thread(), torch.no_grad():
-                    hidden = read(ids.to(device))[index].cpu().double()
-                rows = torch.arange(len(ids), device="cpu")
-                yield hidden[rows, position].numpy(), ids[rows, position].numpy(), position.numpy()
+            for batch in self.training_sample(index=index):
+                position = batch["position"]
+                token = batch["input_ids"].gather(1, position[:, None])[:, 0]
+                with one_thread():
+                    activation = activation_of(batch).cpu().double()
+                yield activation.numpy(), token.numpy(), position.numpy()
 
         return statistics_of(chunks())
 

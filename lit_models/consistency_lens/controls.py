@@ -36,7 +36,7 @@ from lit_models.consistency_lens.lens import (
     of_rows,
     uniforms,
 )
-from lit_models.consistency_lens.loss import squared_error
+from lit_models.consistency_lens.loss import TeacherText, squared_error
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
     PatchedSubject,
@@ -46,7 +46,6 @@ from lit_models.consistency_lens.subject import (
     read,
     training_digest,
 )
-from lit_models.consistency_lens.teacher import TeacherText, recent_words
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import SumCount
 
@@ -55,15 +54,6 @@ NUM_EXAMPLES = 100  # activations on the page of examples
 COMPONENTS = (1, 4, 16)
 # Rows with which a prediction compares each explanation.
 CONTROLS = ("mean", "position_mean", "token_mean", "true_text", "no_activation")
-ROW_NAMES = (
-    *("greedy", "sampled", *(f"best_of_{number}" for number in BEST_OF)),
-    *("zero", "mean", "position_mean", "token_mean"),
-    *(f"components_{number}" for number in COMPONENTS),
-    *("true_text", "teacher_text", "teacher_text_separate"),
-    *("logit_lens", "tuned_lens", "text_only"),
-    *("shuffled_examples", "shuffled_words"),
-    *("untrained_verbalizer", "no_activation", "separate_reader"),
-)
 # Rows that the reconstructor of the reference reads.
 REFERENCE_ROWS = ("teacher_text_separate", "separate_reader")
 _POISSON, _WORD_ORDER = 2, 3  # keys of random draws
@@ -205,34 +195,22 @@ class Case:
     teacher: TeacherText
     best_of: int = 1  # explanations per activation in a prediction
 
-    @property
-    def position(self) -> Tensor:
-        return self.batch["position"]
+    def __post_init__(self) -> None:
+        self.position, self.layer = self.batch["position"], self.batch.get("layer")
+        self.mean = of_layer(self.lens.mean, self.layer)  # of the training part, [D] or [B, D]
+        self.variance = of_layer(self.lens.variance, self.layer)  # of the same, [] or [B]
 
-    @property
-    def layer(self) -> Tensor | None:
-        return self.batch.get("layer")
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of the training part, [D] or [B, D]."""
-        return of_layer(self.lens.mean, self.layer)
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of the training part, [] or [B]."""
-        return of_layer(self.lens.variance, self.layer)
-
-    def explain(self, activation: Tensor, key: Tensor | None = None) -> Explanation:
-        return self.lens.verbalizer.explain(activation, key, layer=self.layer)
+    def explain(self, activation: Tensor | None, key: Tensor | None = None) -> Explanation:
+        rows = len(self.activation)
+        return self.lens.verbalizer.explain(activation, key, rows=rows, layer=self.layer)
 
     def read(self, words: Tensor) -> Tensor:
         """Return the activations that the reconstructor rebuilds from words [B, t, D]."""
         return self.lens.reconstructor(words, self.layer)
 
-    def guess(self, of: Callable[[Baselines], Tensor]) -> Tensor:
-        """Return the result of `of` for the baselines of each row's layer."""
-        return of_rows([of(one) for one in self.baselines], self.layer)
+    def guess(self, of: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Return the result of `of` for the baselines of each row's layer and these arguments."""
+        return of_rows([of(one, *arguments) for one in self.baselines], self.layer)
 
     @cached_property
     def greedy(self) -> Explanation:
@@ -251,10 +229,9 @@ class Case:
         """Explanation of the other activation."""
         return self.explain(self.other)
 
-    @cached_property
-    def teacher_words(self) -> Tensor:
-        """Embeddings of the teacher's text [B, t, D], as in the warm start."""
-        return self.lens.words(self.teacher.of(self.lens, self.batch, self.activation))
+    def text_of(self, teacher: TeacherText) -> Tensor:
+        """Return the embeddings of a teacher's text [B, t, D], as in the warm start."""
+        return self.lens.words(teacher.of(self.lens, self.batch, self.activation))
 
     @cached_property
     def draws(self) -> list[Tensor]:
@@ -268,38 +245,15 @@ class Case:
     def rebuilt(self, explanation: Explanation) -> Tensor:
         return self.read(explanation.embeddings)
 
+    @property
+    def token_mean(self) -> Tensor:
+        """Mean of the training part at the current token [B, D]."""
+        current = self.batch["input_ids"].gather(1, self.position[:, None])[:, 0]
+        return self.guess(Baselines.of_token, current, self.mean)
+
     def rows(self) -> dict[str, Callable[[], Tensor]]:
-        """Return name of `ROW_NAMES` -> function that returns rebuilt activations [B, D]."""
-        lens, guess, mean, layer = self.lens, self.guess, self.mean, self.layer
-        ids, number = self.batch["input_ids"], lens.verbalizer.num_words
-        current = ids.gather(1, self.position[:, None])[:, 0]  # [B], tokens at the positions
-        last = recent_words(ids, self.position, number, lens.verbalizer.is_word)
-        explain, activation = lens.verbalizer.explain, self.activation
-        reader = partial(lens.reference["reconstructor"], layer=layer)
-        token_mean = partial(guess, lambda one: one.of_token(current, mean))
-        untrained = partial(lens.untrained.explain, activation, layer=layer)
-        projected = partial(Baselines.projected, activation=activation)
-        return {
-            "greedy": lambda: self.rebuilt(self.greedy),
-            "sampled": lambda: self.draws[0],
-            **{f"best_of_{k}": partial(self._best_of, k) for k in BEST_OF},
-            "zero": lambda: torch.zeros_like(activation),
-            "mean": lambda: mean.expand_as(activation),
-            "position_mean": lambda: guess(lambda one: one.of_position(self.position, mean)),
-            "token_mean": token_mean,
-            **{f"components_{k}": partial(guess, partial(projected, number=k)) for k in COMPONENTS},
-            "true_text": lambda: self.read(lens.words(last)),
-            "teacher_text": lambda: self.read(self.teacher_words),
-            "teacher_text_separate": lambda: reader(self.teacher_words),
-            "logit_lens": partial(self._unembedded, False),
-            "tuned_lens": partial(self._unembedded, True),
-            "text_only": lambda: self.rebuilt(self.explain(token_mean())),
-            "shuffled_examples": lambda: self.rebuilt(self.shuffled),
-            "shuffled_words": lambda: self.read(self.words_in_other_order()),
-            "untrained_verbalizer": lambda: self.rebuilt(untrained()),
-            "no_activation": lambda: self.rebuilt(explain(None, rows=len(activation))),
-            "separate_reader": lambda: reader(self.greedy.embeddings),
-        }
+        """Return name of `ROWS` -> function that returns rebuilt activations [B, D]."""
+        return {name: partial(rebuild, self) for name, rebuild in ROWS.items()}
 
     @cached_property
     def salience(self) -> Tensor:
@@ -349,16 +303,51 @@ class Case:
         order = torch.where(is_same, order.flip(1), order)
         return words.gather(1, order[..., None].expand_as(words))
 
-    def _unembedded(self, is_tuned: bool) -> Tensor:
-        def words(one: Baselines) -> Tensor:
-            return unembedded_words(self.lens, self.activation, one.tuned if is_tuned else None)
+    def unembedded(self, tuned: bool) -> Tensor:
+        """Return activations rebuilt from the most probable words by the subject's head."""
+        words = partial(unembedded_words, self.lens, self.activation)
+        ids = self.guess(lambda one: words(one.tuned if tuned else None))
+        return self.read(self.lens.words(ids))
 
-        return self.read(self.lens.words(self.guess(words)))
-
-    def _best_of(self, number: int) -> Tensor:
+    def best_draw(self, number: int) -> Tensor:
+        """Return activations rebuilt from the best of the first draws."""
         drawn = torch.stack(self.draws[:number])  # [k, B, D]
         errors = (drawn - self.activation).square().sum(-1)
         return drawn[errors.argmin(0), torch.arange(drawn.shape[1], device=drawn.device)]
+
+    def projected(self, number: int) -> Tensor:
+        """Return the activations projected on the first principal components."""
+        return self.guess(Baselines.projected, self.activation, number)
+
+    def read_separately(self, words: Tensor) -> Tensor:
+        """Return the activations that the reference's reconstructor rebuilds from words."""
+        return self.lens.reference["reconstructor"](words, self.layer)
+
+
+# Name of each row of the table -> its rebuilt activations [B, D].
+ROWS: dict[str, Callable[[Case], Tensor]] = {
+    "greedy": lambda case: case.rebuilt(case.greedy),
+    "sampled": lambda case: case.draws[0],
+    **{f"best_of_{number}": partial(Case.best_draw, number=number) for number in BEST_OF},
+    "zero": lambda case: torch.zeros_like(case.activation),
+    "mean": lambda case: case.mean.expand_as(case.activation),
+    "position_mean": lambda case: case.guess(Baselines.of_position, case.position, case.mean),
+    "token_mean": lambda case: case.token_mean,
+    **{f"components_{number}": partial(Case.projected, number=number) for number in COMPONENTS},
+    "true_text": lambda case: case.read(case.text_of(TeacherText())),
+    "teacher_text": lambda case: case.read(case.text_of(case.teacher)),
+    "teacher_text_separate": lambda case: case.read_separately(case.text_of(case.teacher)),
+    "logit_lens": partial(Case.unembedded, tuned=False),
+    "tuned_lens": partial(Case.unembedded, tuned=True),
+    "text_only": lambda case: case.rebuilt(case.explain(case.token_mean)),
+    "shuffled_examples": lambda case: case.rebuilt(case.shuffled),
+    "shuffled_words": lambda case: case.read(case.words_in_other_order()),
+    "untrained_verbalizer": lambda case: case.rebuilt(
+        case.lens.untrained.explain(case.activation, layer=case.layer)
+    ),
+    "no_activation": lambda case: case.rebuilt(case.explain(None)),
+    "separate_reader": lambda case: case.read_separately(case.greedy.embeddings),
+}
 
 
 REPLICATES = 500
@@ -487,7 +476,7 @@ class Legibility(Metric):
         self.add_state("members", [], dist_reduce_fx="cat")  # [n, G]
 
     def update(
-        self, nats: Tensor, texts: tuple[Tensor, Tensor], attributes: Tensor | None, member: Tensor
+        self, nats: Tensor, texts: tuple[Tensor, Tensor], attributes: Tensor, member: Tensor
     ) -> None:
         """Add one batch.
 
@@ -504,11 +493,10 @@ class Legibility(Metric):
             key = mixed(key, texts[0][:, place])
         self.keys.append(key)
         self.members.append(member > 0)
-        if self.attributes and attributes is not None:
-            is_known = attributes >= 0
-            named = [(attributes[:, :, None] == text[:, None]).any(-1) & is_known for text in texts]
-            counts = torch.stack([*named, is_known], dim=-1).double()  # [B, A, 3]
-            self.known = self.known + torch.einsum("bg,baf->gaf", member, counts)
+        is_known = attributes >= 0
+        named = [(attributes[:, :, None] == text[:, None]).any(-1) & is_known for text in texts]
+        counts = torch.stack([*named, is_known], dim=-1).double()  # [B, A, 3]
+        self.known = self.known + torch.einsum("bg,baf->gaf", member, counts)
 
     def compute(self) -> tuple[Rows, dict[str, Rows]]:
         """Return group -> name -> value; and group -> attribute -> name of `RECALLS` -> value."""

@@ -30,7 +30,7 @@ from datamodules.activations.interchange import COLUMN, VectorFile, write_vector
 from datamodules.activations.store import ActivationStore
 from lit_models.causal_lm.pretrained import load_network, model_of, read_recipe
 from lit_models.consistency_lens.controls import Baselines, Fidelity, FidelityTable, Rows
-from lit_models.consistency_lens.lens import AT_ONCE, best_reading, index_of, rows_of, worth
+from lit_models.consistency_lens.lens import AT_ONCE, best_reading, index_of, worth
 from lit_models.consistency_lens.subject import PatchedSubject, Subject, outputs_of, read
 from lit_models.training.metrics import evaluating
 
@@ -68,7 +68,7 @@ def explain_vectors(
             "these, or activations of this lens's subject and layer."
         )
 
-    index, of_all = index_of(module.layers, file.layer), len(module.layers)
+    index = index_of(module.layers, file.layer)
 
     def pieces() -> Iterator[dict[str, Any]]:
         lens, first = module.lens, 0
@@ -77,7 +77,7 @@ def explain_vectors(
             numbers: list[torch.Tensor] = []
             for true in torch.from_numpy(activations).to(lens.mean).split(AT_ONCE):
                 keys = torch.arange(first, first + len(true), device=true.device)
-                layer = rows_of(index, len(true), of_all, true.device)
+                layer = lens.rows_of(index, len(true))
                 one = best_reading(lens, true, keys, best_of, layer)
                 explanations += [module.tokenizer.decode(ids) for ids in one.token_ids.tolist()]
                 numbers.append(torch.stack(worth(lens, true, one, layer), dim=1))

@@ -89,11 +89,6 @@ def stack(values: Sequence[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack([*values])
 
 
-def rows_of(index: int, number: int, num_layers: int, device: Any) -> Tensor | None:
-    """Return `layer` for `number` rows of one layer."""
-    return torch.full((number,), index, device=device) if num_layers > 1 else None
-
-
 def index_of(layers: Sequence[int], layer: int | None) -> int:
     """Return the index of a layer among the lens's; `None` stands for a single layer."""
     if layer is None and len(layers) == 1:
@@ -353,7 +348,7 @@ class Lens(nn.Module):
         self.register_buffer("reference_step", torch.tensor(NEVER))
         counts = torch.zeros(len(words), dtype=torch.int64)  # in the training part
         self.register_buffer("token_counts", counts, persistent=False)
-        self.register_buffer("told_map", None, persistent=False)  # from `teacher.told_map`
+        self.register_buffer("told_map", None, persistent=False)  # from `loss.told_map`
         shape = (words, self.begin_id, options, options.tokens_around(tokenizer), num_layers)
         self.verbalizer = Verbalizer(copy_of(network, options.verbalizer), *shape)
         self.untrained = Verbalizer(network, *shape).requires_grad_(False)
@@ -396,13 +391,21 @@ class Lens(nn.Module):
         return [block for part in parts for block in part.network.blocks()]
 
     def activation(self, batch: ActivationBatch) -> Tensor:
-        """Return activations [B, D] from the batch, if it has them, else from the subject."""
+        """Return activations [B, D] from a batch on any device, if it has them, else from the
+        subject."""
         if "activation" in batch:
-            return batch["activation"].to(self.mean.dtype)
+            return batch["activation"].to(self.mean)
+        device, layer = self.mean.device, batch.get("layer")
         with torch.no_grad():
-            hidden = self.subject.of_layers(batch["input_ids"])
-        rows = torch.arange(len(hidden[0]), device=hidden[0].device)
-        return of_rows([one[rows, batch["position"]] for one in hidden], batch.get("layer"))
+            hidden = self.subject.of_layers(batch["input_ids"].to(device))
+        rows = torch.arange(len(hidden[0]), device=device)
+        of_each = [one[rows, batch["position"].to(device)] for one in hidden]
+        return of_rows(of_each, None if layer is None else layer.to(device))
+
+    def rows_of(self, index: int, number: int) -> Tensor | None:
+        """Return `layer` for `number` rows of one layer."""
+        is_single = len(self.subject.layers) == 1
+        return None if is_single else torch.full((number,), index, device=self.mean.device)
 
     def words(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings [B, t, D] of words [B, t]."""

@@ -1,25 +1,27 @@
-"""Loss terms of the lens, their schedules, and the schedule of the temperature of words.
+"""Loss terms of the lens, their schedules, and the schedule of the temperature of words; the
+teacher's text of the warm start.
 
-Shapes: B samples, D features, t words, P positions of a document, V vocabulary, K readings per
-sample, W wrong activations per sample.
+Shapes: B samples, D features, T tokens, t words, P positions of a document, V vocabulary, K
+readings per sample, W wrong activations per sample, n pairs of a sample and a word.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, no_grad
+from torch import Tensor, arange, no_grad
 
+from datamodules.activations.store import one_thread
 from datamodules.core.batches import TERMS, ActivationBatch
+from datamodules.files.splitting import TRAIN
 from lit_models.consistency_lens.lens import Lens, of_layer
 from lit_models.consistency_lens.subject import PatchedSubject
 from lit_models.training.dropout import mixed
 from lit_models.training.metrics import in_float32
-
-if TYPE_CHECKING:
-    from lit_models.consistency_lens.teacher import TeacherText
 
 NUM_READINGS, NUM_WRONG = 4, 7  # readings and wrong activations per sample in `contrast`
 READING = 32  # first key of its random draws
@@ -206,6 +208,110 @@ def reward(
     return cosines[:, 0] - cosines[:, 1:].mean(1)
 
 
+@dataclass(frozen=True)
+class TeacherText:
+    """Choice of the teacher's words among those up to the position.
+
+    The most recent words describe an activation best. The other words are those that it reveals
+    most about, so that the verbalizer can learn them.
+
+    Args:
+        told: number of words that are rare and that the activation reveals, see `told_map`. They
+            follow the most recent words, which make up the rest of the explanation.
+    """
+
+    told: int = 0
+
+    def check(self, num_words: int) -> None:
+        if not 0 <= self.told <= num_words:
+            raise ValueError(
+                f"teacher.told {self.told} must be 0 to {num_words}, the words of an explanation; "
+                "lower it, or raise lens.num_words."
+            )
+
+    def of(self, lens: Lens, batch: ActivationBatch, activation: Tensor) -> Tensor:
+        """Return the text [B, t] int64 of a batch with activations [B, D].
+
+        Like the verbalizer, it uses only words: other tokens, such as a begin-of-text token, are
+        skipped. If there are too few recent words, the earliest one is repeated; if there is none,
+        the vocabulary's first word is used. If told words run out, the most recent word fills the
+        rest.
+        """
+        ids, is_word = batch["input_ids"], lens.verbalizer.is_word
+        num_recent, length = lens.verbalizer.num_words - self.told, ids.shape[1]
+        age = batch["position"][:, None] - arange(length, device=ids.device)  # [B, T]
+        counts = (age >= 0) & is_word[ids]
+        places = age.where(counts, length).argsort(1)  # words first, the most recent one first
+        steps = arange(max(1, num_recent), device=ids.device)
+        last = counts.sum(1, keepdim=True) - 1  # [B, 1], -1 without any word
+        recent = ids.gather(1, places.gather(1, torch.minimum(steps, last.clamp(min=0))))
+        recent = recent.where(last >= 0, is_word.int().argmax())
+        text = recent[:, :num_recent]
+        if not self.told:
+            return text
+        # No matrix product, so that other rows of the batch do not change any bit.
+        layer = batch.get("layer")
+        table = lens.told_map[ids if layer is None else (layer[:, None], ids)]  # [B, T, D + 1]
+        scores = (table[..., :-1] * activation[:, None]).sum(-1) + table[..., -1]
+        is_free = (age >= 0) & (lens.token_counts[ids] > 0)
+        is_free &= (ids[..., None] != text[:, None]).all(-1)
+        told: list[Tensor] = []
+        for _ in range(self.told):
+            place = scores.where(is_free, -torch.inf).argmax(1, keepdim=True)
+            has_any = is_free.any(1, keepdim=True)
+            told.append(ids.gather(1, place).where(has_any, recent[:, :1]))
+            is_free = is_free & (ids != told[-1])
+        return torch.cat([text, *told], dim=1)
+
+
+COUNTED_AT_ONCE = 1 << 22  # tokens
+
+
+def word_counts(data: Any, is_word: Tensor) -> Tensor:
+    """Return the occurrences of each word in the training part [V] int64; 0 for other tokens."""
+    tokens, counts = data.store.stream(TRAIN).tokens, np.zeros(len(is_word), np.int64)
+    for start in range(0, len(tokens), COUNTED_AT_ONCE):
+        counts += np.bincount(tokens[start : start + COUNTED_AT_ONCE], minlength=len(is_word))
+    return torch.from_numpy(counts).to(is_word.device) * is_word
+
+
+MOST_SAMPLES = 1 << 16  # of the training part, to fit the map
+RIDGE = 1e-3  # relative to each input's mean square
+FEWEST = 1e-3  # minimum share of documents, as the map would overrate rarer words
+POWER = 1.5  # 1 admits words of every second document; 2 drops words that the activation reveals
+
+
+def told_map(lens: Lens, batches: Iterator[ActivationBatch]) -> Tensor:
+    """Return weights and bias [V, D + 1] float32 that score, from an activation, each word's
+    presence up to its position, in favour of rare words.
+
+    They are a ridge regression of the words' presence on the activation, divided by (share of
+    documents with the word) ** POWER, so that words which distinguish documents come first. Sums
+    are in float64 on one thread, so that no bit depends on the number of devices.
+    """
+    width, vocab_size = lens.mean.shape[-1], len(lens.token_counts)
+    squares = torch.zeros(width + 1, width + 1, dtype=torch.float64, device="cpu")
+    products = torch.zeros(vocab_size, width + 1, dtype=torch.float64, device="cpu")
+    held, count = torch.zeros(vocab_size, dtype=torch.float64, device="cpu"), 0
+    with one_thread(), torch.no_grad():
+        for batch in batches:
+            activation = lens.activation(batch).cpu().double()
+            one = torch.cat([activation, torch.ones_like(activation[:, :1])], dim=1)
+            ids, places = batch["input_ids"], arange(batch["input_ids"].shape[1], device="cpu")
+            rows = arange(len(ids), device="cpu")[:, None]
+            keys = rows * vocab_size + ids
+            pairs = keys[places <= batch["position"][:, None]].unique()  # [n]
+            whole = keys[places < batch["lengths"][:, None]].unique() % vocab_size
+            held += whole.bincount(minlength=vocab_size)
+            products.index_add_(0, pairs % vocab_size, one[pairs // vocab_size])
+            squares += one.T @ one
+            count += len(ids)
+        ridge = squares + RIDGE * squares.diag().diag()
+        weights = torch.linalg.solve(ridge, products.T).T  # [V, D + 1]
+    share = (held / count).clamp(min=FEWEST)[:, None]
+    return (weights / share**POWER).float()
+
+
 WARM = ("teacher_text", "teacher_reconstruction")
 
 
@@ -215,7 +321,7 @@ def lens_terms(
     activation: Tensor,
     names: set[str],
     temperature: float,
-    teacher_text: "TeacherText",
+    teacher_text: TeacherText,
 ) -> dict[str, Tensor]:
     """Return name -> loss term [B] for these names, a batch and its activations [B, D]."""
     terms: dict[str, Tensor] = {}

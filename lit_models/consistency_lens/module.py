@@ -31,18 +31,21 @@ from lit_models.consistency_lens.lens import (
     Reading,
     best_reading,
     index_of,
-    rows_of,
     stack,
     worth,
 )
 from lit_models.consistency_lens.loss import (
+    MOST_SAMPLES,
     NUM_WRONG,
     LensLosses,
+    TeacherText,
     TemperatureSchedule,
     check_phases,
     leaves_one_idle,
     lens_terms,
     text_nats,
+    told_map,
+    word_counts,
 )
 from lit_models.consistency_lens.subject import (
     TRAINED_ON,
@@ -55,7 +58,6 @@ from lit_models.consistency_lens.subject import (
     tokenizer_folder,
     training_digest,
 )
-from lit_models.consistency_lens.teacher import MOST_SAMPLES, TeacherText, told_map, word_counts
 from lit_models.training.exact import ExactModule, flops_per_position
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
@@ -210,9 +212,8 @@ class LitConsistencyLens(ExactModule):
     def prepare(self, data: Any, is_new: bool) -> None:
         """Set the statistics of the data, the baselines and the tables of controls."""
         if self.baselines is None:
-            subject, places = self.lens.subject, range(len(self.layers))
-            device = next(subject.parameters()).device
-            statistics = [data.statistics(i, subject.of_layers, device) for i in places]
+            places = range(len(self.layers))
+            statistics = [data.statistics(index, self.lens.activation) for index in places]
             if is_new:  # else the checkpoint holds the mean of its training data
                 self.lens.mean.copy_(stack([torch.from_numpy(one.mean) for one in statistics]))
                 self.lens.variance.copy_(stack([torch.tensor(one.variance) for one in statistics]))
@@ -223,8 +224,8 @@ class LitConsistencyLens(ExactModule):
             size = len(self.lens.token_counts)
             self.baselines = nn.ModuleList(controls.Baselines(one, size) for one in statistics)
             tested = data.facts(TEST)
-            names, groups = controls.ROW_NAMES, tested.group_names
-            self.fidelity = controls.FidelityTable(names, groups, self.layers)
+            rows, groups = list(controls.ROWS), tested.group_names
+            self.fidelity = controls.FidelityTable(rows, groups, self.layers)
             self.legibility = controls.Legibility(tested.names, self.fidelity.groups)
 
     def adapted_weights(self, checkpoint: dict[str, Any]) -> dict[str, Tensor]:
@@ -298,7 +299,7 @@ class LitConsistencyLens(ExactModule):
         texts = (case.greedy.token_ids, case.shuffled.token_ids)
         nats = text_nats(self.lens.language_logits(texts[0]), texts[0])
         self.fidelity.update(case.fidelities(), batch)
-        self.legibility.update(nats, texts, batch.get("attributes"), self.fidelity.members(batch))
+        self.legibility.update(nats, texts, batch["attributes"], self.fidelity.members(batch))
         return SampleResult(case.error(case.rebuilt(case.greedy)), {"explanation": texts[0]})
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
@@ -336,9 +337,8 @@ class LitConsistencyLens(ExactModule):
                     f"activations must be [n, {width[0]}], as the lens's subject has them, got "
                     f"{list(given.shape)}."
                 )
-            given, of_all = given.to(self.lens.mean), (len(self.layers), self.device)
-            layers = rows_of(index, len(given), *of_all)
-            words = self.lens.verbalizer.explain(given, layer=layers).token_ids
+            layers = self.lens.rows_of(index, len(given))
+            words = self.lens.verbalizer.explain(given.to(self.lens.mean), layer=layers).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]
 
     @torch.no_grad()
@@ -376,18 +376,18 @@ class LitConsistencyLens(ExactModule):
                 places = range(length) if position is None else [position % length]
                 hidden = lens.subject.of_layers(torch.tensor([ids], device=self.device))
                 of_text: list[Reading] = []
-                chunks = torch.tensor(places, device=self.device).split(AT_ONCE)
-                for place, index in product(chunks, indices):
-                    true = hidden[index][0, place].to(lens.mean.dtype)  # [B, D]
-                    rows_layer = rows_of(index, len(place), len(layers), self.device)
-                    best = best_reading(lens, true, place, best_of, rows_layer)
-                    columns = (place, best.token_ids, *worth(lens, true, best, rows_layer))
+                pairs = torch.tensor([*product(places, indices)], device=self.device)
+                for place, index in (some.unbind(1) for some in pairs.split(AT_ONCE)):
+                    true = torch.stack(hidden)[index, 0, place].to(lens.mean.dtype)  # [B, D]
+                    row_layer = index if len(layers) > 1 else None
+                    best = best_reading(lens, true, place, best_of, row_layer)
+                    columns = (place, index, best.token_ids, *worth(lens, true, best, row_layer))
                     rows = zip(*map(Tensor.tolist, columns), strict=True)
-                    for at, words, sure, cosine, fve in rows:
+                    for at, which, words, sure, cosine, fve in rows:
                         token = tokenizer.decode_continuation([ids[at]], skip_special_tokens=False)
                         reading = (token, tokenizer.decode(words), sure, cosine, fve)
-                        of_text.append(Reading(at, *reading, layers[index]))
-                of_texts.append(sorted(of_text, key=lambda one: one.position))  # layers ascend
+                        of_text.append(Reading(at, *reading, layers[which]))
+                of_texts.append(of_text)
         return of_texts
 
     def configure_optimizers(self) -> Any:

@@ -1,7 +1,7 @@
 """Values of the controls, by hand and with valid intervals; the table that a test prints."""
 
 import json
-from html.parser import HTMLParser
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import seed_everything
 from rich.console import Console
+from selectolax.lexbor import LexborHTMLParser
 
 from datamodules.files.splitting import TextSplit
 from datamodules.tokenizers.text import TokenizerOptions
 from lit_models.causal_lm.pretrained import network_from_config as drawn
 from lit_models.consistency_lens import controls, subject
+from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.module import continued
 from lit_models.consistency_lens.subject import TRAINED_ON
 from tests.activation_dumps import stories
@@ -119,7 +121,7 @@ def test_texts_and_attributes_are_counted_by_hand():
     table = controls.Legibility(["pet", "place"], ["all", "one"])
     member = torch.tensor([[1.0, 0], [1, 1], [1, 1], [0, 0]]).double()
     own = torch.tensor([[1, 5], [5, 1], [1, 5], [9, 9]])
-    other = torch.tensor([[4, 4], [0, 0], [0, 4], [4, 4]])
+    other = torch.tensor([[6, 4], [0, 0], [0, 4], [4, 4]])
     attributes = torch.tensor([[5, 6], [5, -1], [7, 5], [4, 4]])
     table.update(torch.tensor([1.0, 2.0, 6.0, 99.0]), (own, other), attributes, member)
     found, attributes = table.compute()
@@ -127,31 +129,23 @@ def test_texts_and_attributes_are_counted_by_hand():
         (found[group], attributes[group]) for group in ("all", "one")
     )
     assert values == pytest.approx(
-        {"text_nats": 3, "distinct": 2 / 3, "recall": 3 / 5, "shuffled_recall": 0}
+        {"text_nats": 3, "distinct": 2 / 3, "recall": 3 / 5, "shuffled_recall": 1 / 5}
     )
     assert by_name["pet"] == pytest.approx({"recall": 2 / 3, "shuffled_recall": 0, "known": 3})
-    assert by_name["place"] == pytest.approx({"recall": 0.5, "shuffled_recall": 0, "known": 2})
+    assert by_name["place"] == pytest.approx({"recall": 0.5, "shuffled_recall": 0.5, "known": 2})
     assert some["text_nats"] == 4
     assert (some["distinct"], of_one["pet"]["recall"]) == (1, 0.5)
     bare = controls.Legibility([], ["all"])
-    bare.update(torch.ones(4), (own, other), None, member[:, :1])
+    bare.update(torch.ones(4), (own, other), torch.zeros(4, 0), member[:, :1])
     assert bare.compute() == (
         {"all": {"text_nats": 1, "distinct": pytest.approx(2 / 3)}},
         {"all": {}},
     )
-    again = torch.tensor([[4, 5], [4, -1], [6, 5]])
-    table.reset()
-    shares = (torch.tensor([[5, 1], [4, 4], [6, 5]]), torch.tensor([[4, 5], [4, 4], [6, 5]]))
-    member = torch.tensor([[1, 1], [1, 1], [0, 0]]).double()
-    table.update(torch.zeros(3), shares, again, member)
-    rows = table.compute()[1]["all"]
-    assert [rows["pet"]["recall"], rows["pet"]["shuffled_recall"]] == [0.5, 1]
-    assert [rows["place"]["recall"], rows["place"]["shuffled_recall"]] == [1, 1]
 
 
 @pytest.fixture(scope="module")
 def rows():
-    case, table = case_of(), controls.FidelityTable(controls.ROW_NAMES, [])
+    case, table = case_of(), controls.FidelityTable([*controls.ROWS], [])
     with torch.no_grad():
         table.update(case.fidelities(), case.batch)
     return table.compute()["all"]
@@ -203,13 +197,13 @@ def test_a_test_without_training_leaves_its_table_and_page_and_names_what_it_lac
     assert content["notes"] == [controls.NO_REFERENCE, controls.IS_RANDOM]
     assert controls.NO_REFERENCE in out
     assert set(content["attributes"]["all"]) == {"pet", "place"}
-    assert set(content["rows"]["all"]) == set(controls.ROW_NAMES) - set(controls.REFERENCE_ROWS)
-    found = Page((tmp_path / "run" / "examples.html").read_text("utf-8"))
-    errors = [float(row[0]) for row in found.rows[1:]]
+    assert set(content["rows"]["all"]) == controls.ROWS.keys() - controls.REFERENCE_ROWS
+    shown = cells(LexborHTMLParser((tmp_path / "run" / "examples.html").read_text("utf-8")))
+    errors = [float(row[0]) for row in shown]
     assert len(errors) == 5
     assert errors == sorted(errors)
     assert errors[0] < errors[-1]
-    assert all(len(row[2].split()) == 3 for row in found.rows[1:])
+    assert all(len(row[2].split()) == 3 for row in shown)
 
 
 LINE = {
@@ -225,47 +219,19 @@ LINE = {
 }
 
 
-class Page(HTMLParser):
-    """Collects tags, cells and the text of the table."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.rows, self.open = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag == "td":
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "td" in self.open:
-            self.rows[-1][-1] += data
+def cells(tree):
+    """Return the texts of the table's rows."""
+    return [[cell.text() for cell in row.css("td")] for row in tree.css("tbody tr")]
 
 
 def test_the_page_shows_texts_as_they_are_and_loads_nothing():
-    found = Page(controls.page([LINE, {**LINE, "words": []}], 9))
-    assert not found.open
-    heads, first, _ = found.rows
-    assert not heads
-    assert first[0] == "0.250"
-    assert first[1] == '<script>alert(1)</script> & "<b>" é'
-    assert first[2] == "<i> 'x'"
-    assert first[3:] == ["mean", "1.000", "test:0", "7"]
-    names = [tag for tag, _ in found.tags]
-    assert names.count("script") == 1
-    assert not {"link", "img", "iframe", "b", "i"} & set(names)
-    keys = [attributes["data-key"] for tag, attributes in found.tags if tag == "td"]
-    assert keys[:7][::4] == ["0.25", "1.0"]
-    assert not any("src" in attributes or "href" in attributes for _, attributes in found.tags)
-    shares = [a["style"] for tag, a in found.tags if a.get("class") == "word"]
+    tree = LexborHTMLParser(controls.page([LINE, {**LINE, "words": []}], 9))
+    texts = ["0.250", '<script>alert(1)</script> & "<b>" é', "<i> 'x'"]
+    assert cells(tree)[0] == [*texts, "mean", "1.000", "test:0", "7"]
+    assert len(tree.css("script")) == 1
+    assert not tree.css("link, img, iframe, b, i, [src], [href]")
+    assert [cell.attributes["data-key"] for cell in tree.css("td")][:7][::4] == ["0.25", "1.0"]
+    shares = [word.attributes["style"] for word in tree.css(".word")]
     assert shares == ["--share: 0.75", "--share: 0.00"]
 
 
@@ -361,3 +327,8 @@ def test_a_recipe_knows_all_that_its_weights_went_through():
     assert continued(NEW, NEW, fits)[TRAINED_ON] == ["new"]
     with pytest.raises(ValueError, match="another subject than this run has"):
         continued({"subject": 2, TRAINED_ON: ["new"]}, NEW, fits)
+    lens = asdict(LensOptions())
+    older = {name: lens[name] for name in lens if name not in ("num_patched", "prompt")}
+    assert continued({**NEW, "lens": older}, {**NEW, "lens": lens}, None)["lens"] == lens
+    with pytest.raises(ValueError, match="another lens than this run has"):
+        continued({**NEW, "lens": {**older, "num_words": 9}}, {**NEW, "lens": lens}, None)

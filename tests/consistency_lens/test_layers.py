@@ -11,8 +11,13 @@ from datamodules import ActivationDataModule, ActivationDumpDataModule
 from datamodules.activations.store import ActivationStore
 from lit_models import LitSubject
 from lit_models.consistency_lens import controls
-from lit_models.consistency_lens.loss import LensLosses, LossWeight, lens_terms
-from lit_models.consistency_lens.teacher import TeacherText, told_map
+from lit_models.consistency_lens.loss import (
+    LensLosses,
+    LossWeight,
+    TeacherText,
+    lens_terms,
+    told_map,
+)
 from lit_models.training.checkpoints import read_checkpoint
 from tests.activation_dumps import contents, documents, dumped, stories, subject
 from tests.activation_dumps import trainer as dump_trainer

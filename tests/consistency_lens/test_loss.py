@@ -10,12 +10,12 @@ from lit_models.consistency_lens.lens import IMPOSSIBLE
 from lit_models.consistency_lens.loss import (
     LensLosses,
     LossWeight,
+    TeacherText,
     check_phases,
     effect,
     leaves_one_idle,
     lens_terms,
 )
-from lit_models.consistency_lens.teacher import TeacherText
 from lit_models.training.checkpoints import read_checkpoint
 from tests.consistency_lens.small_lens import BOTH, JOINT, WARM, fitted, lens_module, story_data
 from tests.consistency_lens.tiny import activations, documents, effects, lens_of, moved

@@ -6,61 +6,27 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_models.causal_lm.adapters import LoraOptions
-from lit_models.causal_lm.network import Decoder
 from lit_models.consistency_lens import lens as lenses
 from lit_models.consistency_lens.module import LitConsistencyLens
 from lit_models.consistency_lens.subject import BaseOptions, PatchedSubject, Subject
 from tests.consistency_lens import tiny
 
 LAYERS = (0, 1, 2)  # including the last layer
-POSITION = torch.tensor([3, 11, 6])
 ROWS = torch.arange(3)
-
-
-def read_plainly(
-    network: Any, ids: Tensor, layer: int, replacement: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return a block's activations and the logits of a network that is called in the usual way."""
-    found = []
-
-    def hook(block: nn.Module, given: object, output: Any) -> Any:
-        hidden = (output[0] if isinstance(output, tuple) else output).clone()
-        if replacement is not None:
-            hidden[ROWS, POSITION] = replacement
-        found.append(hidden)
-        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
-
-    handle = network.blocks()[layer].register_forward_hook(hook)
-    if isinstance(network, Decoder):
-        places, rows = torch.arange(ids.shape[1]).expand_as(ids), ROWS[:, None].expand_as(ids)
-        logits = network.head(network(ids, places, rows))
-    else:
-        logits = network.model(input_ids=ids, use_cache=False).logits
-    handle.remove()
-    return found[0], logits
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("kind", list(tiny.NETWORKS))
-def test_activations_and_patched_logits_are_those_of_a_plain_forward(kind, layer):
-    network = tiny.network_of(kind)
-    subject, (ids, _), other = Subject(network, layer), tiny.documents(), tiny.activations()
-
-    true, logits = read_plainly(network, ids, layer, None)
-    torch.testing.assert_close(subject.of_layers(ids)[-1], true, rtol=1e-9, atol=1e-9)
-    plain = tiny.patched_logits(subject, ids, POSITION, None)
-    torch.testing.assert_close(plain, logits, rtol=1e-9, atol=1e-9)
-    own = subject.of_layers(ids)[-1][ROWS, POSITION]  # patching its own activation changes no bit
-    assert torch.equal(tiny.patched_logits(subject, ids, POSITION, own), plain)
-
-    _, changed = read_plainly(network, ids, layer, other)
-    found = tiny.patched_logits(subject, ids, POSITION, other)
-    torch.testing.assert_close(found, changed, rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(found[ROWS, POSITION], logits[ROWS, POSITION])
+def test_activations_are_those_of_a_plain_forward(kind, layer):
+    network, (ids, _) = tiny.network_of(kind), tiny.documents()
+    found = Subject(network, layer).of_layers(ids)[-1]
+    torch.testing.assert_close(
+        found, tiny.plain_forward(network, ids, layer)[0], rtol=1e-9, atol=1e-9
+    )
 
 
 @torch.no_grad()
@@ -80,7 +46,7 @@ def test_no_block_above_the_layer_is_computed_for_activations(kind):
     expected = subject.of_layers(ids)[-1]
     for parameter in subject.network.blocks()[2].parameters():
         parameter.fill_(torch.nan)
-    assert not tiny.patched_logits(subject, ids, POSITION, None).isfinite().any()
+    assert not tiny.plain_forward(subject.network, ids, 1)[1].isfinite().any()
     called: list[bool] = []
     for part in subject.network.blocks()[2].children():
         part.register_forward_hook(lambda *given: called.append(True))
@@ -95,13 +61,17 @@ def test_effects_are_those_of_the_whole_model(kind, layer):
     subject, replacement = Subject(tiny.network_of(kind), layer), tiny.activations()
     (ids, lengths), position = tiny.documents((9, 12, 12)), torch.tensor([2, 9, 1])
     batch: Any = {"input_ids": ids, "position": position, "lengths": lengths}
-    nats, next_nats = PatchedSubject(subject, batch).effect(replacement)
+    patched = PatchedSubject(subject, batch)
+    own = subject.of_layers(ids)[0][ROWS, position]  # patching its own activation changes no bit
+    assert torch.equal(patched.changed(own), patched.true)
+    nats, next_nats = patched.effect(replacement)
     whole = tiny.effects(subject, ids, position, replacement)
     torch.testing.assert_close(nats, whole[ROWS, position], rtol=1e-9, atol=1e-9)
     assert nats.min() > 0
+    where = (subject.network, ids, layer, position)
     true, changed = (
-        tiny.patched_logits(subject, ids, position, given).log_softmax(-1)[ROWS, position]
-        for given in (None, replacement)
+        tiny.plain_forward(*where, x)[1].log_softmax(-1)[ROWS, position]
+        for x in (None, replacement)
     )
     word = ids[ROWS, position + 1]
     torch.testing.assert_close(next_nats, (true - changed)[ROWS, word], rtol=1e-9, atol=1e-9)
@@ -316,11 +286,3 @@ def test_words_are_drawn_as_often_as_their_probability_says():
     noise = lenses.gumbel_noise(torch.arange(20_000), 2, 4)
     drawn = lenses.straight_through(chances.log().expand(20_000, 4), noise, 1.0).mean(0)
     torch.testing.assert_close(drawn, chances, rtol=0, atol=0.012)
-
-
-def test_noise_belongs_to_its_key_alone():
-    keys = torch.tensor([7, 123456789, 2**62])
-    together = lenses.gumbel_noise(keys, 1, 50)
-    assert torch.equal(lenses.gumbel_noise(keys.flip(0), 1, 50), together.flip(0))
-    assert torch.equal(lenses.gumbel_noise(keys[[1]], 1, 50)[0], together[1])
-    assert torch.equal(lenses.gumbel_noise(keys, 1, 30), together[:, :30])

@@ -20,8 +20,8 @@ from lit_models.consistency_lens.lens import (
     only_words,
     straight_through,
 )
-from lit_models.consistency_lens.subject import Subject, embedded, output_edited, read
-from lit_models.consistency_lens.teacher import TeacherText
+from lit_models.consistency_lens.loss import TeacherText
+from lit_models.consistency_lens.subject import Subject, embedded, read
 from tests.causal_lm.folders import VOCAB, of_transformers
 
 SHAPE = {"vocab_size": VOCAB, "max_positions": 16, "hidden_size": 16, "num_layers": 3}
@@ -95,27 +95,35 @@ def documents(lengths: tuple[int, ...] = (9, 12, 7)) -> tuple[Tensor, Tensor]:
     return ids * (torch.arange(ids.shape[1]) < sizes[:, None]), sizes
 
 
-def patched_logits(
-    subject: Subject, ids: Tensor, position: Tensor, replacement: Tensor | None
-) -> Tensor:
-    """Return the whole subject's logits [B, T, V], with activations [B, D] in place of the true
-    ones."""
+def plain_forward(
+    network: Any, ids: Tensor, layer: int, position: Any = None, replacement: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return a block's activations [B, T, D] and the logits [B, T, V] of a network that is called
+    in the usual way, with activations [B, D] in place of the true ones."""
+    found, rows = [], torch.arange(len(ids))
 
-    def patch(output: Tensor) -> Tensor:
-        if replacement is None:
-            return output
-        rows = torch.arange(len(ids))
-        return output.index_put((rows, position), replacement.to(output.dtype))
+    def hook(block: nn.Module, given: object, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if replacement is not None:
+            hidden = hidden.index_put((rows, position), replacement)
+        found.append(hidden)
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
-    with output_edited(subject.layer_blocks[0], patch):
-        return subject.network.head(read(subject.network, ids))
+    handle = network.blocks()[layer].register_forward_hook(hook)
+    if isinstance(network, Decoder):
+        places, documents = torch.arange(ids.shape[1]).expand_as(ids), rows[:, None].expand_as(ids)
+        logits = network.head(network(ids, places, documents))
+    else:
+        logits = network.model(input_ids=ids, use_cache=False).logits
+    handle.remove()
+    return found[0], logits
 
 
 def effects(subject: Subject, ids: Tensor, position: Tensor, replacement: Tensor) -> Tensor:
     """Return KL(true || changed) [B, T] of the next word at every place, for the whole subject."""
-    true, changed = (patched_logits(subject, ids, position, x) for x in (None, replacement))
-    own = true.double().log_softmax(-1)
-    return (own.exp() * (own - changed.double().log_softmax(-1))).sum(-1)
+    where = (subject.network, ids, subject.layers[0], position)
+    own, other = (plain_forward(*where, x)[1].log_softmax(-1) for x in (None, replacement))
+    return (own.exp() * (own - other)).sum(-1)
 
 
 def explained_without_cache(
