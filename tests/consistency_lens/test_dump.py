@@ -1,8 +1,7 @@
 """A dump of activations, and a lens on it beside a lens that computes them in the step."""
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +10,12 @@ import torch
 from datamodules import ActivationDataModule
 from datamodules.activations.documents import Pieces
 from datamodules.files.splitting import PART_NAMES
-from lit_models import LitConsistencyLens
-from lit_models.consistency_lens.lens import LensOptions
-from lit_models.consistency_lens.loss import LensLosses, LossWeight
+from lit_models.consistency_lens.loss import LossWeight
 from lit_models.consistency_lens.subject import SubjectOptions
-from tests.activation_dumps import documents, dumped, plain_activations, stories, subject, trainer
+from tests.activation_dumps import documents, dumped, plain_activations, stories, subject
 from tests.causal_lm.folders import saved_with_bytes
+from tests.consistency_lens.small_lens import BOTH, fitted, lens_module
+from tests.toy import assert_same_samples, ledger_lines
 
 PARTS = range(len(PART_NAMES))
 
@@ -54,39 +53,11 @@ def test_activations_are_those_that_transformers_has(tmp_path: Path, kind: str, 
     np.testing.assert_allclose(store.array(0, "activations"), expected, rtol=1e-9, atol=1e-9)
 
 
-STEPS = 6
-
-
-class Recorded(LitConsistencyLens):
-    """Notes the samples and the value of each loss term in each step."""
-
-    def training_terms(self, batch: Any) -> Any:
-        found = super().training_terms(batch)
-        values = {name: float(term[0].detach()) for name, term in found.items()}
-        self.__dict__.setdefault("notes", []).append((batch["sample_id"].tolist(), values))
-        return found
-
-
-def notes_of(folder: Path, data: ActivationDataModule) -> tuple[list[Any], Any]:
-    """Train; return the notes and the plan."""
-    torch.manual_seed(0)
-    losses = LensLosses(
-        teacher_text=LossWeight(1.0, end=3),
-        teacher_reconstruction=LossWeight(1.0, end=3),
-        reconstruction=LossWeight(1.0, begin=3),
-        reference=LossWeight(0.1, begin=3),
-        effect=LossWeight(0.1, begin=3),
-    )
-    adamw = partial(torch.optim.AdamW, lr=1e-3)
-    module = Recorded(adamw, subject(), losses, lens=LensOptions(num_words=2))
-    trainer(folder, precision="64-true", max_steps=STEPS, limit_val_batches=0).fit(module, data)
-    return module.notes, data.plan("train", 0)  # type: ignore[attr-defined]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("same")
-    dumped(folder / "kept", stories(folder, 60), precision="64-true")
+    store = dumped(folder / "kept", stories(folder, 60), precision="64-true")
+    assert store.schema["dtype"] == str(store.array(0, "activations").dtype) == "float64"
     return folder
 
 
@@ -98,15 +69,16 @@ def on(folder: Path, way: str) -> ActivationDataModule:
 
 @pytest.mark.filterwarnings("ignore:Found .* in eval mode")
 def test_plan_samples_and_losses_are_those_of_the_store(folder: Path) -> None:
-    kept, kept_plan = notes_of(folder, on(folder, "kept"))
-    found, plan = notes_of(folder, on(folder, "documents"))
-    np.testing.assert_array_equal(plan.order, kept_plan.order)
-    assert plan.step_size == kept_plan.step_size
-    assert len(found) == len(kept) == STEPS
-    for (samples, values), (kept_samples, kept_values) in zip(found, kept, strict=True):
-        assert samples == kept_samples
-        assert values == pytest.approx(kept_values, rel=1e-10, abs=1e-10)
-    assert {"teacher_text", "reconstruction", "effect"} <= found[0][1].keys() | found[-1][1].keys()
+    losses, ledgers = replace(BOTH, effect=LossWeight(0.1, begin=2)), []
+    for way in ("kept", "documents"):
+        run = folder / f"on {way}"
+        options = {"max_steps": 4, "limit_val_batches": 0}
+        fitted(run, lens_module(subject(), losses), on(folder, way), **options)
+        ledgers.append(ledger_lines(run))
+    assert_same_samples(*ledgers)
+    for kept, found in zip(*ledgers, strict=True):
+        assert found["terms"] == pytest.approx(kept["terms"], rel=1e-10, abs=1e-10)
+    assert {"reconstruction", "effect"} <= found["terms"].keys()
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])

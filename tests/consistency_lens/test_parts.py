@@ -1,15 +1,13 @@
 """Learning rates and clipping by part, temperatures, first blocks only, and a prompt in words."""
 
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 
-from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import TemperatureSchedule
-from lit_models.consistency_lens.module import clip_parts, continued
+from lit_models.consistency_lens.module import clip_parts
 from lit_models.training.checkpoints import read_checkpoint
 from tests.consistency_lens.small_lens import BOTH, fitted, lens_module, story_data
 from tests.consistency_lens.tiny import NETWORKS, Tokenizer, activations, lens_of, moved
@@ -132,12 +130,3 @@ def test_a_prompt_in_words_stands_around_the_activation(monkeypatch):
     last = moved(lens_of(prompt="{activation}")).verbalizer
     assert last.behind is None
     assert len(last.prompt) == 2
-
-
-def test_a_checkpoint_without_the_newer_options_goes_on():
-    recipe = {"lens": asdict(LensOptions()), "trained_on": ["b"]}
-    lens = {n: v for n, v in recipe["lens"].items() if n not in ("num_patched", "prompt")}
-    found = continued({"lens": lens, "trained_on": ["a"]}, recipe, None)
-    assert found == {"lens": recipe["lens"], "trained_on": ["a"]}
-    with pytest.raises(ValueError, match="another lens than this run has"):
-        continued({"lens": {**lens, "num_words": 9}, "trained_on": ["a"]}, recipe, None)

@@ -1,12 +1,16 @@
-"""Explanations of texts and of activations, and the best of several."""
+"""Explanations of texts and of activations, the best of several, and the file of `predict`: one
+line for each activation, whole characters, no file overwritten."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import seed_everything
 
+from datamodules.activations.datamodule import AROUND, context_of
 from datamodules.text.prompts import prompt_tokens
+from datamodules.tokenizers import text as tokenizers
 from lit_models.consistency_lens.lens import DRAW, best_reading
 from lit_models.training.dropout import mixed
 from tests.consistency_lens.small_lens import data_of, module_of, trainer
@@ -14,33 +18,59 @@ from tests.consistency_lens.tiny import activations, lens_of, moved
 from tests.toy import json_rows
 
 TEXTS = ["the owl at the cat", "a cat"]
+TEXT = "naïve 日本語 🙂🙃 text, and more: ça va? "
+TOKENIZERS = {
+    "bytes": tokenizers.byte_tokenizer(),
+    "bpe": tokenizers.bpe_tokenizer(iter([TEXT * 3]), 300),
+    "words": tokenizers.word_tokenizer(iter(["the owl saw the cat"]), 50),
+}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_a_part_of_a_character_is_shown_as_such(kind):
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode("aé語b")
+    found = [context_of(tokenizer, ids, position) for position in range(len(ids))]
+    assert found[0]["token"][0] == "a"
+    assert all(set("".join(context.values())) <= set("aé語b\ufffd") for context in found)
+
+
+def test_contexts_of_words_are_joined_as_the_text_is():
+    tokenizer = TOKENIZERS["words"]
+    found = context_of(tokenizer, tokenizer.encode("the owl saw the cat"), 2)
+    assert [part.split() for part in found.values()] == [["the", "owl"], ["saw"], ["the", "cat"]]
+    assert "".join(found.values()).strip() == "the owl saw the cat"
+    long = context_of(tokenizer, tokenizer.encode("the cat " * 20), 20)
+    assert [len(part.split()) for part in long.values()] == [AROUND, 1, AROUND]
+
+
+def predicted(folder, name, best_of=1, **options):
+    """Return a module, its data, and the lines that it predicts."""
+    data = data_of(folder, predict_output=str(folder / f"{name}.jsonl"), **options)
+    seed_everything(1, verbose=False)
+    module = module_of(best_of=best_of)
+    trainer(folder / name).predict(module, data, return_predictions=False)
+    return module, data, json_rows(folder / f"{name}.jsonl")
 
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
-    """Return a module, and the lines that it predicts for each `best_of`."""
+    """Return the folder of some predictions, and what `predicted` returns for each of them."""
     folder = tmp_path_factory.mktemp("readings")
-
-    def predicted(best_of, **options):
-        name = f"{best_of}{len(options)}.jsonl"
-        data = data_of(folder, predict_output=str(folder / name), **options)
-        seed_everything(1, verbose=False)
-        module = module_of(best_of=best_of)
-        trainer(folder / name[:-6]).predict(module, data, return_predictions=False)
-        return module, json_rows(folder / name)
-
     pieces = {"global_batch_size": 5, "micro_batch_size": 2}
-    return {"one": predicted(1), "four": predicted(4), "pieces": predicted(4, **pieces)}
+    every = {"one": predicted(folder, "one"), "four": predicted(folder, "four", 4)}
+    return {"folder": folder, **every, "pieces": predicted(folder, "pieces", 4, **pieces)}
 
 
 def test_the_best_of_several_readings_is_written_whatever_the_batches(lines):
-    (_, one), (_, four), (_, pieces) = lines.values()
+    one, four, pieces = (lines[name][-1] for name in ("one", "four", "pieces"))
     better = [b["error"] < a["error"] for a, b in zip(one, four, strict=True)]
     assert 0 < sum(better) < len(better)
     for a, b, c in zip(one, four, pieces, strict=True):
         assert (b["error"] < a["error"]) == (b["explanation"] != a["explanation"])
         assert b["error"] <= a["error"]
         assert b["explanation"] == c["explanation"]
+        assert b["error"] == pytest.approx(c["error"], abs=2e-6)
 
 
 def test_the_best_reading_is_that_of_a_slow_search():
@@ -61,7 +91,7 @@ def test_the_best_reading_is_that_of_a_slow_search():
 
 @torch.no_grad()
 def test_a_reading_says_what_the_words_are_worth(lines):
-    module, _ = lines["one"]
+    module, *_ = lines["one"]
     lens, tokenizer = module.lens, module.tokenizer
     for text, of_text in zip(TEXTS, module.readings(TEXTS, None), strict=True):
         (ids,) = prompt_tokens(tokenizer, [text])
@@ -95,3 +125,32 @@ def test_a_reading_says_what_the_words_are_worth(lines):
 def test_a_position_that_does_not_exist_is_refused(lines, options, message):
     with pytest.raises(ValueError, match=message):
         lines["one"][0].readings(["a cat"], **options)
+
+
+def test_every_activation_has_its_line(lines):
+    module, data, rows = lines["one"]
+    dataset = data.datasets["predict"]
+    assert len(rows) == len(dataset.lengths) > 8
+    assert [line["position"] for line in rows] == dataset.position.tolist()
+    for number, line in enumerate(rows):
+        tokens = dataset.pieces.tokens(int(dataset.piece[number]))
+        text = dataset.pieces.store.tokenizer.decode(tokens, skip_special_tokens=False)
+        assert (line["before"] + line["token"] + line["after"]).strip() in text
+        shown = dataset.pieces.store.tokenizer.encode(line["token"].strip())
+        assert shown.tolist() == [tokens[line["position"]]]
+        assert line["document"].startswith("test:")
+        assert len(line["explanation"].split()) == module.lens_options.num_words
+        nearest = list(line["nearest_controls"].values())
+        assert nearest == sorted(nearest)
+        assert len(nearest) == 3
+        assert np.isfinite(line["error"])
+    with pytest.raises(ValueError, match="one.jsonl exists and is not overwritten"):
+        predicted(lines["folder"], "one")
+    with pytest.raises(FileExistsError, match="one.jsonl exists and is not overwritten"):
+        data.write_predictions({}, lines["folder"] / "one.jsonl")
+
+
+def test_explanations_of_byte_tokens_are_one_line_of_sound_json(tmp_path):
+    options = tokenizers.TokenizerOptions("bytes")
+    _, _, lines = predicted(tmp_path, "bytes", tokenizer=options, context_length=32)
+    assert all(line["token"] for line in lines)

@@ -1,6 +1,5 @@
 """A consistency lens whose whole run takes a second, and its documents."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight, TemperatureSchedule
 from lit_models.consistency_lens.subject import SubjectOptions
 from lit_models.training.exact import ExactModule
+from tests.text_corpora import rows_file
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 
@@ -31,8 +31,8 @@ def story_files(folder: Path) -> None:
         for _ in range(number):
             text = [str(word) for word in rng.choice(words, rng.integers(9, 17))]
             known = {"third": text[2], "last": text[-1]}
-            rows.append(json.dumps({"text": " ".join(text), "attributes": known}))
-        (folder / f"stories-{part}.jsonl").write_text("\n".join(rows) + "\n")
+            rows.append({"text": " ".join(text), "attributes": known})
+        rows_file(folder / f"stories-{part}.jsonl", rows)
 
 
 JOINT_START = 6
@@ -58,12 +58,8 @@ def lens_documents(folder: Path, min_position: int = 4) -> dict[str, Any]:
         for part in ("train", "validation", "test")
     }
     rule = PositionRule(min_position=min_position, per_document=3)
-    return {
-        **files,
-        "tokenizer": TokenizerOptions("words"),
-        "context_length": 16,
-        "positions": rule,
-    }
+    options = {"tokenizer": TokenizerOptions("words"), "context_length": 16, "positions": rule}
+    return files | options
 
 
 def consistency_lens(
