@@ -45,7 +45,6 @@ from datamodules.search.queries import (
 from datamodules.text.encoding import (
     TextEncoding,
     TokenRows,
-    joined,
     prompts_of,
     sentences_of,
     write_token_rows,
@@ -59,7 +58,7 @@ DRAWS_VERSION = 2  # version of the random draws: a run does not resume with oth
 NUM_DRAWS = 2  # uniform draws of a sample, keys 0 and 1; further hash keys follow
 NEGATIVES, OF_QUERY, OF_DOCUMENTS = 2, 3, 4
 NO_HASH = np.uint64(2**64 - 1)  # sorts behind all others
-QUERIES, DOCUMENTS, OWN = range(3)  # index of the array that tokens come from
+NO_TOKENS = np.empty(0, np.int64)
 TITLES = KINDS.index("titles")
 
 
@@ -298,36 +297,27 @@ class PairDataset(PlannedDataset):
             drawn = np.take_along_axis(np.where(is_out, NO_DOCUMENT, pools), first, axis=1)
             documents[judged, 1 : 1 + drawn.shape[1]] = drawn
 
-        # Queries, then documents; each text is joined from one or two token ranges.
-        ranges = np.zeros((num_queries + documents.size, 2, 2), np.int64)
-        which = np.repeat([QUERIES, DOCUMENTS], [num_queries, documents.size])
-        arrays = [self.query_tokens.tokens, self.document_tokens.tokens]
-        ranges[judged, 0] = self.query_tokens.ranges(places)
-        ranges[num_queries:, 0] = self.document_tokens.ranges(documents.ravel())
-        ranges[num_queries:][documents.ravel() == NO_DOCUMENT] = 0
+        asked, width = [NO_TOKENS] * num_queries, documents.shape[1]
+        for row, place in zip(judged.tolist(), places.tolist(), strict=True):
+            asked[row] = self.query_tokens[place]
+        read = [
+            NO_TOKENS if number == NO_DOCUMENT else self.document_tokens[number]
+            for number in documents.ravel().tolist()
+        ]
         if self.own is not None:
-            arrays.append(self.own.tokens)
-            options = (self.mix.removal, draws[own])
-            drawn, is_cut = self.own.draw(numbers[own], kinds[own] == TITLES, *options)
-            cut = num_queries + own[is_cut] * documents.shape[1]
-            which[own], ranges[own, 0] = OWN, drawn[:, 0]
-            which[cut], ranges[cut] = OWN, drawn[is_cut, 1:]
-        limits = [self.encoding.limits.max_query_length, self.encoding.room]
-        most = np.repeat(limits, [num_queries, documents.size])
-        tokens, sizes = joined(arrays, which, ranges, most)
+            is_title, tokens = kinds[own] == TITLES, self.own.tokens
+            cuts = self.own.draw(numbers[own], is_title, self.mix.removal, draws[own])
+            for row, ranges, is_cut in zip(own.tolist(), *cuts, strict=True):
+                asked[row], *rest = (tokens[start:end] for start, end in ranges.tolist())
+                if is_cut:
+                    read[row * width] = np.concatenate(rest)
+        asked = [ids[: self.encoding.limits.max_query_length] for ids in asked]
+        read = [ids[: self.encoding.room] for ids in read]
         if self.mix.token_dropout:
-            of_documents = np.arange(documents.shape[1], dtype=np.uint64)
-            of_documents = hash_ids(hash_ids(keys, OF_DOCUMENTS)[:, None] + of_documents)
-            text_keys = np.concatenate([hash_ids(keys, OF_QUERY), of_documents.ravel()])
-            text = np.repeat(np.arange(len(sizes)), sizes)
-            hashes = hash_ids(text_keys[text] + tokens.astype(np.uint64))
-            is_kept = hashes >= self.mix.token_dropout * 2.0**64
-            kept = np.bincount(text[is_kept], minlength=len(sizes))
-            is_kept |= (kept == 0)[text]
-            tokens, sizes = tokens[is_kept], np.where(kept == 0, sizes, kept)
-        end = sizes[:num_queries].sum()
-        queries = self.encoding.marked((tokens[:end], sizes[:num_queries]))
-        texts = self.encoding.marked((tokens[end:], sizes[num_queries:]))
+            asked = list(map(self._kept, asked, hash_ids(keys, OF_QUERY)))
+            of_documents = hash_ids(keys, OF_DOCUMENTS)[:, None] + np.arange(width, dtype=np.uint64)
+            read = list(map(self._kept, read, hash_ids(of_documents).ravel()))
+        queries, texts = self.encoding.rows(asked), self.encoding.rows(read)
         batch = {
             "query_ids": queries["input_ids"],
             "query_mask": queries["attention_mask"],
@@ -341,6 +331,11 @@ class PairDataset(PlannedDataset):
             teacher[judged] = self.teacher_lists.scores_of(places, documents[judged])
             batch["teacher"] = torch.from_numpy(teacher)
         return batch
+
+    def _kept(self, ids: np.ndarray, key: np.uint64) -> np.ndarray:
+        """Return the tokens of a text after token dropout, all of them if none would be left."""
+        is_kept = hash_ids(key + ids.astype(np.uint64)) >= self.mix.token_dropout * 2.0**64
+        return ids[is_kept] if is_kept.any() else ids
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:
         """Return kind, query as the model reads it, and document ids."""

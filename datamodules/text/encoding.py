@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from datamodules.core.batches import padded_texts
 from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataModule, PlannedDataset, Stage
 from datamodules.core.store import ArrayFile, ArrayFolder, cache_folder, digest_of, made_once
@@ -236,46 +237,30 @@ class TextEncoding:
     def rows(
         self, texts: Sequence[np.ndarray], queries: Sequence[np.ndarray] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return texts with their marks, cut to the limits, see `marked`.
+        """Return texts with their marks, cut to the limits: input_ids [R, T] int64, attention_mask
+        [R, T] bool and, if there are queries, segment_ids [R, T] int64, 0 for a query and 1 for a
+        text.
 
         Args:
             texts: token ids of R texts.
             queries: token ids of R queries that precede the texts; `None` for single texts.
         """
-        columns, rooms = [], [self.room] * len(texts)
+        begin = np.array([] if self.begin_id is None else [self.begin_id], np.int64)
+        heads, end = [begin] * len(texts), np.array([self.separator_id])
         if queries is not None:
-            columns.append([ids[: self.limits.max_query_length] for ids in queries])
-            rooms = [self.room - 1 - len(ids) for ids in columns[0]]
-        columns.append([ids[:most] for ids, most in zip(texts, rooms, strict=True)])
-        sizes = [np.fromiter(map(len, column), np.int64, len(texts)) for column in columns]
-        return self.marked(*zip(map(np.concatenate, columns), sizes, strict=True))
-
-    def marked(self, *columns: tuple[np.ndarray, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Return texts with their marks: input_ids [R, T] int64, attention_mask [R, T] bool and,
-        if there are queries, segment_ids [R, T] int64, 0 for a query and 1 for a text.
-
-        Args:
-            columns: first for R queries (optional), then for R texts: the concatenated token ids,
-                and the number of tokens of each, [R] int64.
-        """
-        first = self.num_marks - 1
-        lengths = first + len(columns) + np.sum([size for _, size in columns], axis=0)
-        place = np.arange(lengths.max())
-        ids = np.zeros((len(lengths), len(place)), np.int64)
-        if self.begin_id is not None:
-            ids[:, 0] = self.begin_id
-        start = np.full(len(lengths), first)
-        for tokens, size in columns:
-            end = start + size
-            ids[(place >= start[:, None]) & (place < end[:, None])] = tokens
-            ids[np.arange(len(lengths)), end] = self.separator_id
-            start = end + 1
-        mask = place < lengths[:, None]
-        rows = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
-        if len(columns) > 1:
-            is_text = mask & (place > (first + columns[0][1])[:, None])
-            rows["segment_ids"] = torch.from_numpy(is_text.astype(np.int64))
-        return rows
+            most = self.limits.max_query_length
+            heads = [np.concatenate([begin, ids[:most], end]) for ids in queries]
+        longest = self.limits.max_length - 1  # the end mark follows
+        rows = [
+            np.concatenate([head, ids[: longest - len(head)], end])
+            for head, ids in zip(heads, texts, strict=True)
+        ]
+        batch = padded_texts(rows)
+        if queries is not None:
+            places = torch.arange(batch["input_ids"].shape[1])
+            is_text = places >= torch.tensor([[len(head)] for head in heads])
+            batch["segment_ids"] = (batch["attention_mask"] & is_text).long()
+        return batch
 
     def chunk_rows(
         self, texts: Sequence[np.ndarray], stride: int | None, most: int
@@ -316,35 +301,6 @@ class TokenRows(ArrayFolder):
 
     def __getitem__(self, number: int) -> np.ndarray:
         return self.tokens[self.starts[number] : self.starts[number + 1]]
-
-    def ranges(self, numbers: np.ndarray) -> np.ndarray:
-        """Return start and end (exclusive) in `tokens` of texts [n], [n, 2] int64."""
-        return np.stack([self.starts[numbers], self.starts[numbers + 1]], axis=-1)
-
-
-def joined(
-    arrays: Sequence[np.ndarray], which: np.ndarray, ranges: np.ndarray, most: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Join texts from ranges of token arrays: return their concatenated tokens, [N] int64, and the
-    number of tokens of each text, [texts] int64.
-
-    Args:
-        which: [texts] int64, index of each text's array.
-        ranges: [texts, 2, 2] int64, two ranges (start, end exclusive) per text.
-        most: [texts] int64, maximum number of tokens of each text; the rest is cut off.
-    """
-    sizes = np.minimum(ranges[:, :, 1] - ranges[:, :, 0], most[:, None])
-    sizes[:, 1] = np.minimum(sizes[:, 1], most - sizes[:, 0])
-    flat = sizes.ravel()
-    # Offset from a token's index in the result to its index in its array.
-    ahead = np.repeat(ranges[:, :, 0].ravel() - (flat.cumsum() - flat), flat)
-    places, sizes = np.arange(len(ahead)) + ahead, sizes.sum(axis=1)
-    which = np.repeat(which, sizes)
-    tokens = np.empty(len(places), np.int64)
-    for number, array in enumerate(arrays):
-        mine = which == number
-        tokens[mine] = array[places[mine]]
-    return tokens, sizes
 
 
 def write_token_rows(folder: Path, vocab_size: int, rows: Iterable[np.ndarray]) -> None:
