@@ -5,9 +5,7 @@ recipe that the folder keeps.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +14,11 @@ from torch import Tensor, nn
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, TextTokenizer
 from lit_models.causal_lm.adapters import A, B, add_lora, merged_weights
 from lit_models.causal_lm.network import Decoder, DecoderConfig
-from lit_models.causal_lm.pretrained import CONFIG, network_from_config
+from lit_models.causal_lm.pretrained import (
+    CONFIG,
+    PretrainedDecoder,
+    network_from_config,
+)
 from lit_models.training.export import Layout
 
 NetworkOf = Callable[[dict[str, Any]], Any]
@@ -77,16 +79,15 @@ def model_layout(
     own = {n.removeprefix(NETWORK): t for n, t in weights.items() if n.startswith(NETWORK)}
     if adapter:
         return adapter_layout(network, recipe, own, "CAUSAL_LM" if is_causal else "SEQ_2_SEQ_LM")
-    merged = merged_weights(network, own)
+    stored = merged_weights(network, own)
     if isinstance(network, Decoder):
-        config, stored = hugging_face_files(network.config, merged)
-    else:
-        twins = _twins(network)  # tied weights are stored once
-        stored = {n.removeprefix(MODEL): t for n, t in merged.items() if n not in twins}
-        dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
-        config = {name: value for name, value in network.content.items() if name != "dtype"}
-        config["architectures"] = [type(network.model).__name__]
-        config["torch_dtype"] = str(dtype).removeprefix("torch.")  # all versions read this name
+        network, stored = equivalent(network.config, stored)
+    twins = _twins(network)  # tied weights are stored once
+    stored = {n.removeprefix(MODEL): t for n, t in stored.items() if n not in twins}
+    dtype = next(t.dtype for t in stored.values() if t.is_floating_point())
+    config = {name: value for name, value in network.content.items() if name != "dtype"}
+    config["architectures"] = [type(network.model).__name__]
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")  # all versions read this name
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
     if is_causal:
         ends, padding = config.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
@@ -116,22 +117,15 @@ def restored_weights(
     """Return a module's weights from the stored weights of a `model_layout` folder; its recipe is
     in `extra`. Other args: as in `model_layout`."""
     network = described_network(extra[key], network_of)
-    weights = {}
     if isinstance(network, Decoder):
-        kind = layout_of(network.config)
+        kind, weights = layout_of(network.config), {}
         for name in network.state_dict():
-            is_tied = network.config.tied and name == "head.weight"
-            tensor = stored[stored_name(kind, "embedding.weight" if is_tied else name)]
-            layer = name.split(".")[-2]
-            if kind == "gpt2" and layer in FUSED:
-                tensor = tensor.chunk(len(FUSED), dim=-1)[FUSED.index(layer)]
-            if kind == "gpt2" and name.endswith("_proj.weight"):
-                tensor = tensor.T
-            weights[name] = tensor.contiguous()
+            is_twin = network.config.tied and name == "head.weight"
+            weights[name] = part_of(stored, kind, "embedding.weight" if is_twin else name)
     else:
         weights = {f"{MODEL}{name}": tensor for name, tensor in stored.items()}
         weights |= {twin: weights[name] for twin, name in _twins(network).items()}
-    return {f"{NETWORK}{name}": tensor for name, tensor in weights.items()}
+    return {f"{NETWORK}{name}": tensor.contiguous() for name, tensor in weights.items()}
 
 
 def described_network(recipe: Mapping[str, Any], network_of: NetworkOf) -> Any:
@@ -144,11 +138,11 @@ def described_network(recipe: Mapping[str, Any], network_of: NetworkOf) -> Any:
     return network
 
 
-def hugging_face_files(
+def equivalent(
     config: DecoderConfig, weights: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the content of config.json and model.safetensors of a GPT-2 or Llama folder; biases
-    that the own decoder lacks are zeros.
+) -> tuple[PretrainedDecoder, dict[str, Tensor]]:
+    """Return the GPT-2 or Llama on `meta` that computes what a decoder does, and its weights;
+    biases that the own decoder lacks are zeros.
 
     Args:
         config: of the decoder; its vocab_size is known.
@@ -158,32 +152,15 @@ def hugging_face_files(
         ValueError: neither layout can express the shape.
     """
     kind = layout_of(config)
-    has_bias = config.bias or kind == "gpt2"
-    with torch.device("meta"):
-        template = Decoder(replace(config, bias=has_bias)).state_dict()  # for its shapes
-    like = weights["embedding.weight"]
-    parts: dict[str, list[Tensor]] = defaultdict(list)  # stored name -> parts in order
-    for name, like_stored in template.items():
-        shape = like_stored.shape
-        if config.tied and name == "head.weight":
-            continue
-        if name.endswith("v_proj.bias"):  # first those of keys, which the own decoder lacks
-            parts[stored_name(kind, name.replace("v_proj", "k_proj"))].append(like.new_zeros(shape))
-        weight = weights[name].detach() if name in weights else like.new_zeros(shape)
-        is_transposed = kind == "gpt2" and name.endswith("_proj.weight")  # for its Conv1D
-        parts[stored_name(kind, name)].append(weight.T if is_transposed else weight)
-    stored = {name: torch.cat(tensors, dim=-1) for name, tensors in parts.items()}
-    content = {  # the tokenizer's ids are not known here
+    content: dict[str, Any] = {  # the tokenizer's ids are not known here
         "model_type": kind,
         "vocab_size": config.vocab_size,
         "bos_token_id": None,
         "eos_token_id": None,
         "tie_word_embeddings": config.tied,
-        "torch_dtype": str(like.dtype).removeprefix("torch."),
     }
     if kind == "gpt2":
-        return content | {
-            "architectures": ["GPT2LMHeadModel"],
+        content |= {
             "n_positions": config.max_positions,
             "n_embd": config.hidden_size,
             "n_layer": config.num_layers,
@@ -194,27 +171,44 @@ def hugging_face_files(
             "embd_pdrop": config.dropout,
             "resid_pdrop": config.dropout,
             "attn_pdrop": 0.0,
-        }, stored
-    return content | {
-        "architectures": ["LlamaForCausalLM"],
-        "max_position_embeddings": config.max_positions,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.kv_heads,
-        "intermediate_size": config.inner_size,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "attention_bias": config.bias,
-        "mlp_bias": config.bias,
-    }, stored
+        }
+    else:
+        content |= {
+            "max_position_embeddings": config.max_positions,
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.kv_heads,
+            "intermediate_size": config.inner_size,
+            "hidden_act": "silu",
+            "rms_norm_eps": config.norm_eps,
+            "rope_theta": config.rope_theta,
+            "attention_bias": config.bias,
+            "mlp_bias": config.bias,
+        }
+    with torch.device("meta"):
+        network: Any = network_from_config({"kind": "transformers", "config": content})
+    like = weights["embedding.weight"]
+    stored = {name: like.new_zeros(t.shape) for name, t in network.model.state_dict().items()}
+    for name, weight in weights.items():
+        part_of(stored, kind, name).copy_(weight)
+    return network, {f"{MODEL}{name}": tensor for name, tensor in stored.items()}
 
 
-def stored_name(kind: str, name: str) -> str:
-    """Return a layout's name of one of our weights or layers. Args: kind: `gpt2` or `llama`."""
-    names = GPT2_NAMES if kind == "gpt2" else LLAMA_NAMES
-    return ".".join(names.get(part, part) for part in name.split("."))
+def part_of(stored: Mapping[str, Tensor], kind: str, name: str) -> Tensor:
+    """Return the part of a layout's weights that is one of our weights, as a view.
+
+    Args:
+        stored: weights of a GPT-2 or Llama by transformers' names.
+        kind: `gpt2` or `llama`.
+        name: our name of the weight.
+    """
+    names, layer = GPT2_NAMES if kind == "gpt2" else LLAMA_NAMES, name.split(".")[-2]
+    part = stored[".".join(names.get(each, each) for each in name.split("."))]
+    if kind == "gpt2" and layer in FUSED:
+        part = part.chunk(len(FUSED), dim=-1)[FUSED.index(layer)]
+    is_transposed = kind == "gpt2" and name.endswith("_proj.weight")  # for its Conv1D
+    return part.T if is_transposed else part
 
 
 def layout_of(config: DecoderConfig) -> str:

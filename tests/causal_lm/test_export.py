@@ -13,12 +13,16 @@ from torch import Tensor, nn
 
 from datamodules.tokenizers.text import TEXT_RECIPE_KEY, byte_tokenizer
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
-from lit_models.causal_lm.export import hugging_face_files
+from lit_models.causal_lm.export import layout_of
 from lit_models.causal_lm.module import LitCausalLM
-from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.network import DecoderConfig
 from lit_models.causal_lm.pretrained import load_network, network_from_config
 from lit_models.commands.export import export
-from tests.causal_lm.folders import packed_logits, ragged_logits, worst_difference
+from tests.causal_lm.folders import (
+    packed_logits,
+    ragged_logits,
+    worst_difference,
+)
 from tests.causal_lm.test_finetune import trained
 from tests.toy import LitToy, ToyData, toy_trainer
 
@@ -36,7 +40,6 @@ NETWORKS = {
     "llama": {"kind": "transformers", "config": {**LLAMA, "tie_word_embeddings": False}},
 }
 TARGETS = {"own gpt2": ["q_proj", "v_proj"], "gpt2": ["c_attn"]}
-SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
 PROMPT = "Ask, and it shall be given you"
 
 
@@ -61,7 +64,7 @@ def checkpoint(path: Path, kind: str, has_lora: bool = True, **options: Any) -> 
         "state_dict": {f"network.{name}": t for name, t in network.state_dict().items()},
         "hyper_parameters": {
             "_class_path": "lit_models.LitCausalLM",
-            "optimizer": SGD,
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
             "pretrained": "bases/tiny",
             "lora": {"targets": ["*"]},
         },
@@ -191,6 +194,5 @@ def test_an_adapter_that_is_not_there_or_of_a_network_from_scratch_is_refused(tm
     ],
 )
 def test_shapes_that_neither_layout_has_are_refused(options, message):
-    network = Decoder(DecoderConfig(**SIZES, **options))
     with pytest.raises(ValueError, match=f"neither layout of transformers has .*{message}"):
-        hugging_face_files(network.config, network.state_dict())
+        layout_of(DecoderConfig(**SIZES, **options))
