@@ -61,8 +61,9 @@ def model_layout(
     adapter: bool = False,
     key: str = TEXT_RECIPE_KEY,
     network_of: NetworkOf = network_from_config,
-) -> Layout:
-    """Return the files of a folder that transformers can read, with LoRA merged.
+) -> Layout | None:
+    """Return the files of a folder that transformers can read, with LoRA merged; `None` for an own
+    encoder with decoder, which transformers does not have.
 
     Args:
         content: of a checkpoint.
@@ -79,6 +80,8 @@ def model_layout(
     own = {n.removeprefix(NETWORK): t for n, t in weights.items() if n.startswith(NETWORK)}
     if adapter:
         return adapter_layout(network, recipe, own, "CAUSAL_LM" if is_causal else "SEQ_2_SEQ_LM")
+    if recipe["network"]["kind"] == "own" and not is_causal:
+        return None
     stored = merged_weights(network, own)
     if isinstance(network, Decoder):
         network, stored = equivalent(network.config, stored)

@@ -2,9 +2,9 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,7 +27,6 @@ from lit_models.causal_lm.pretrained import Recipe
 from lit_models.seq2seq.decoding import Seq2SeqDecoding, Written, write
 from lit_models.seq2seq.network import Seq2SeqConfig, network_of, read_recipe
 from lit_models.training.exact import ExactModule, flops_per_position
-from lit_models.training.export import Layout
 from lit_models.training.metrics import LossSum, SampleResult, SumCount, evaluating, texts_for
 from lit_models.training.optim import configured, parameter_groups
 
@@ -57,6 +56,11 @@ class LitSeq2Seq(ExactModule):
     monitor_mode: ClassVar[str] = "max"
     recipe_key: ClassVar[str] = RECIPE_KEY
     settled_options: ClassVar[tuple[str, ...]] = ("network", "pretrained", "lora")
+    # `None` for a network from scratch, which transformers does not have.
+    exported_layout = staticmethod(partial(model_layout, key=RECIPE_KEY, network_of=network_of))
+    restored_weights = staticmethod(
+        partial(restored_weights, key=RECIPE_KEY, network_of=network_of)
+    )
     adapted_weights = start_weights
 
     def __init__(
@@ -225,22 +229,6 @@ class LitSeq2Seq(ExactModule):
     def configure_optimizers(self) -> Any:
         groups = parameter_groups(self, heads=[self.network.head.weight])
         return configured(self, self.optimizer(groups), self.lr_scheduler)
-
-    @classmethod
-    def exported_layout(
-        cls, content: Mapping[str, Any], weights: Mapping[str, Tensor], adapter: bool = False
-    ) -> Layout | None:
-        """Return the files of a folder that transformers can read; `None` for a network from
-        scratch, which transformers does not have. Arguments and errors as in ExactModule."""
-        if content[RECIPE_KEY]["network"]["kind"] == "own" and not adapter:
-            return None
-        return model_layout(content, weights, adapter, RECIPE_KEY, network_of)
-
-    @classmethod
-    def restored_weights(
-        cls, stored: Mapping[str, Tensor], extra: Mapping[str, Any]
-    ) -> dict[str, Tensor]:
-        return restored_weights(stored, extra, RECIPE_KEY, network_of)
 
     def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
         metrics: TextMetrics = getattr(self, f"{split}_metrics")
