@@ -27,7 +27,7 @@ from lit_models.causal_lm.adapters import LoraOptions, add_lora, freeze, lora_re
 from lit_models.causal_lm.export import model_layout, restored_weights
 from lit_models.causal_lm.generation import GenerationOptions, generate, score
 from lit_models.causal_lm.loss import TextMetrics, language_model_loss, nats_at, sample_nats
-from lit_models.causal_lm.network import DecoderConfig, check_isolation, preset
+from lit_models.causal_lm.network import DecoderConfig, check_isolation, compile_blocks, preset
 from lit_models.causal_lm.pretrained import (
     Recipe,
     check_recipe,
@@ -215,7 +215,7 @@ class LitCausalLM(ExactModule):
         if self.is_training_run and (recomputes := self.computation.activation_checkpointing):
             self.network.recompute_blocks(keeps_products=recomputes == "selective")
         if self.computation.compile and not self.network.is_compiled:
-            self.network.compile_blocks()
+            compile_blocks(self.network)
 
     def forward(self, batch: TextBatch) -> Tensor:
         """Return the hidden states [R, T, D]."""

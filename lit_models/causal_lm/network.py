@@ -6,7 +6,7 @@ size, V vocabulary.
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -425,15 +425,6 @@ class Decoder(nn.Module):
         for layer in self.layers:
             layer.recomputes = recomputation(keeps_products)
 
-    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile each block in place as one graph, without changes to names and parameters.
-
-        Documents are then separated by a mask on a CPU, too, since code compiled for the documents
-        of one batch would not fit the next.
-        """
-        self.is_compiled = True
-        compile_whole(self.layers, backend)
-
     def new_cache(self, room: int = 0) -> KeyValueCache:
         return KeyValueCache(len(self.layers), room)
 
@@ -483,10 +474,16 @@ class Decoder(nn.Module):
         return self.norm(hidden)
 
 
-def compile_whole(blocks: Iterable[nn.Module], backend: str | Callable[..., Any]) -> None:
-    """Compile each block in place as one graph; compilation fails at a graph break."""
+def compile_blocks(network: Any, backend: str | Callable[..., Any] = "inductor") -> None:
+    """Compile each block of a network in place as one graph, without changes to names and
+    parameters; compilation fails at a graph break.
+
+    Documents are then separated by a mask on a CPU, too, since code compiled for the documents of
+    one batch would not fit the next.
+    """
+    network.is_compiled = True
     torch.compiler.reset()  # compiled code of earlier networks would count towards PyTorch's limit
-    for block in blocks:
+    for block in network.blocks():
         block.compile(backend=backend, fullgraph=True)
 
 

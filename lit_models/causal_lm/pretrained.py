@@ -9,7 +9,7 @@ Shapes: R rows, T positions, S positions so far, D hidden, V vocabulary.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -25,7 +25,6 @@ from lit_models.causal_lm.network import (
     Documents,
     KeyValueCache,
     attend,
-    compile_whole,
     documents_of,
     recomputation,
 )
@@ -115,11 +114,6 @@ class PretrainedDecoder(nn.Module):
     def recompute_blocks(self, keeps_products: bool = False) -> None:
         """See `Decoder.recompute_blocks`."""
         self.model.activation_checkpointing_enable(recomputation(keeps_products))
-
-    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """See `Decoder.compile_blocks`."""
-        self.is_compiled = True
-        compile_whole(self.blocks(), backend)
 
     def new_cache(self, room: int = 0) -> Any:
         """Return an empty cache for `forward`; layers without a sliding window reserve room for new

@@ -16,7 +16,7 @@ from datamodules.text.prompts import ChoiceDataset, read_prompts, read_rows
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm import generation
 from lit_models.causal_lm.generation import GenerationOptions, draw, filtered, score
-from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.network import Decoder, DecoderConfig, compile_blocks
 from lit_models.causal_lm.pretrained import most_positions
 from tests.causal_lm import tiny
 from tests.text_corpora import rows_file
@@ -111,7 +111,7 @@ def test_a_compiled_network_is_not_compiled_for_each_length():
     def backend(*_):
         raise AssertionError("it was compiled")
 
-    network.compile_blocks(backend)
+    compile_blocks(network, backend)
     assert tiny.completed(network, tiny.PROMPTS, options) == expected
 
 

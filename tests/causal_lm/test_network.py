@@ -116,7 +116,7 @@ def test_recomputed_blocks_have_the_same_gradients(config, has_keys):
 @pytest.mark.parametrize("keeps_products", [None, True])
 def test_compiled_in_place_names_and_results_stay(keeps_products):
     plain, compiled = network_of(SMALL), network_of(SMALL)
-    compiled.compile_blocks(backend="eager")
+    decoder.compile_blocks(compiled, "eager")
     if keeps_products is not None:
         compiled.recompute_blocks(keeps_products)
     for batch in (packed([[3, 5], [8]]), packed([[9], [4, 3]])):
@@ -144,7 +144,7 @@ def test_what_is_compiled_fits_other_documents(kind, most):
     graphs, is_on_gpu, longer = [], kind == "on a GPU", {"max_position_embeddings": 16}
     own = Decoder(replace(SMALL, hidden_size=32))
     network = of_transformers(kind, **longer) if kind[:1].isupper() else own
-    network.compile_blocks(backend=lambda graph, inputs: graphs.append(1) or graph)
+    decoder.compile_blocks(network, lambda graph, inputs: graphs.append(1) or graph)
     network = network.to("meta", torch.bfloat16) if is_on_gpu else network
     for rows in ([[9, 7], [16]], [[3, 13], [2, 14]], [[1] * 16, [16]], [[5, 11], [1, 15]]):
         batch, bounds = on_meta(rows) if is_on_gpu else (packed(rows), None)

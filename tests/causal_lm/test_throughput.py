@@ -1,6 +1,6 @@
 """Measured throughput of a language model, which stays compiled."""
 
-from functools import partial, partialmethod
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
-from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.network import DecoderConfig, compile_blocks
 from lit_models.training import ExactDropout, Throughput, default_callbacks
 from lit_models.training.memory import Rehearsal
 from tests.causal_lm.tiny import BLOCKS, SENTENCE, SMALL, run
@@ -43,8 +43,8 @@ def compiled_by(monkeypatch):
     """Sets the backend of torch.compile and clears compiled code."""
 
     def use(backend):
-        compile_blocks = partialmethod(Decoder.compile_blocks, backend=backend)
-        monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
+        compiles = partial(compile_blocks, backend=backend)
+        monkeypatch.setattr("lit_models.causal_lm.module.compile_blocks", compiles)
         torch._dynamo.reset()
 
     yield use

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from datamodules.core.plan import PlanRequest
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
-from lit_models.causal_lm.network import Decoder, DecoderConfig
+from lit_models.causal_lm.network import Decoder, DecoderConfig, compile_blocks
 from lit_models.cli import ParsedCLI
 from lit_models.commands.replay import LedgerStep, follow_one_device
 from lit_models.config_files import expand_configs
@@ -189,7 +189,7 @@ def with_lora() -> Decoder:
 
 def compiled() -> Decoder:
     network = Decoder(LLAMA)
-    network.compile_blocks(backend="eager")
+    compile_blocks(network, "eager")
     return network
 
 
