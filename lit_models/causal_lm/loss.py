@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from datamodules.core.batches import IGNORED, TERM, TextBatch
-from lit_models.training.metrics import LossSum, SumCount
+from lit_models.training.metrics import LossSum, SumCount, in_float32
 
 # Maximum size of a chunk's logits. On a GPU it is a share of the memory, as each chunk reads and
 # writes the accumulated gradient of the head; on a CPU the rows are limited, too, to fit the cache.
@@ -44,9 +44,8 @@ def language_model_loss(
     num_logits = hidden.shape[0] * hidden.shape[1] * head_weight.shape[0]
     if num_logits * head_weight.element_size() <= SMALL_BYTES:
         logits = F.linear(hidden, head_weight).flatten(0, 1)
-        logits = logits.to(_softmax_dtype(logits.dtype))
         targets = batch["labels"].masked_fill(~is_used, IGNORED).flatten()
-        nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        nats = F.cross_entropy(in_float32(logits), targets, ignore_index=IGNORED, reduction="sum")
         return LossSum(nats, count)
     places = _places(is_target, batch)
     total, _ = nats_at(hidden, head_weight, batch["labels"], places, compiles)
@@ -110,7 +109,7 @@ class _ChunkedNats(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         size = _chunk_rows(rows, weight)
         of_chunk = compiled_chunk() if compiles and (wants_rows or wants_weight) else chunk_nats
-        nats = rows.new_zeros(len(rows), dtype=_softmax_dtype(dtype))
+        nats = in_float32(rows.new_zeros(len(rows), dtype=dtype))
         grad_rows = torch.empty_like(rows) if wants_rows else None
         grad_weight = torch.zeros_like(weight) if wants_weight and not len(rows) else None
         with torch.autocast(device, enabled=False):
@@ -123,7 +122,7 @@ class _ChunkedNats(torch.autograd.Function):
                 if grad_rows is not None:
                     grad_rows[part] = grad @ head
                 if wants_weight:
-                    sum_dtype = _softmax_dtype(weight.dtype)
+                    sum_dtype = torch.promote_types(weight.dtype, torch.float32)
                     grad_weight = with_product(grad_weight, grad.T, chunk, sum_dtype)
         if grad_weight is not None:
             grad_weight = grad_weight[: len(weight)]
@@ -147,7 +146,7 @@ class _ChunkedNats(torch.autograd.Function):
 
 def _chunk_rows(rows: Tensor, weight: Tensor) -> int:
     """Return the number of rows per chunk of logits, of rows [N, D]."""
-    row_bytes = len(weight) * torch.finfo(_softmax_dtype(weight.dtype)).bits // 8
+    row_bytes = len(weight) * torch.promote_types(weight.dtype, torch.float32).itemsize
     if rows.device.type == "cpu":
         return max(1, min(CHUNK_BYTES // row_bytes, CHUNK_ROWS_ON_CPU))
     most = CHUNK_BYTES
@@ -174,7 +173,8 @@ def chunk_nats(
 
     Args: rows [n, D], head [W, D], targets [n, 1] int64, num_tokens V."""
     logits = F.linear(rows, head)
-    dtype, is_compiling = _softmax_dtype(logits.dtype), torch.compiler.is_compiling()
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    is_compiling = torch.compiler.is_compiling()
     logits[:, num_tokens:] = -math.inf  # padding of the vocabulary has no probability
     in_place = logits.device.type == "cpu" and not is_compiling
     logits = logits.to(dtype) if in_place else logits
@@ -205,10 +205,6 @@ def with_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
     if total is None:  # a GPU can return the product in `dtype` without rounding it first
         return torch.mm(a, b, out_dtype=dtype)
     return torch.addmm(total, a, b, out_dtype=dtype, out=total)
-
-
-def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 class Perplexity(SumCount):
