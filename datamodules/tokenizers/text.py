@@ -205,12 +205,14 @@ class TextTokenizer:
             lengths[i] = 0 if added.special else len(added.content.encode())
         return lengths
 
-    def hugging_face_files(self) -> dict[str, str]:
-        """Return file name -> content of a folder for transformers' AutoTokenizer."""
+    def hugging_face_files(self, **options: Any) -> dict[str, str]:
+        """Return file name -> content of a folder for transformers' AutoTokenizer, with further
+        options of its configuration."""
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             **self.special_tokens,
+            **options,
         }
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template

@@ -16,6 +16,7 @@ from lit_models.causal_lm.adapters import A, B, add_lora, merged_weights
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import (
     CONFIG,
+    GENERATION,
     PretrainedDecoder,
     network_from_config,
 )
@@ -92,23 +93,32 @@ def model_layout(
     config["architectures"] = [type(network.model).__name__]
     config["torch_dtype"] = str(dtype).removeprefix("torch.")  # all versions read this name
     tokenizer = TextTokenizer.from_dict(recipe["tokenizer"])
+    described = recipe["network"]  # older ones lack what the folder of a model hands on
+    texts = {CONFIG: config, GENERATION: described.get("generation_config")}
     if is_causal:
-        ends, padding = config.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
-        if not (isinstance(ends, list) and {*tokenizer.end_ids} <= {*ends}):
-            ends = tokenizer.end_ids if len(tokenizer.end_ids) > 1 else tokenizer.end_id
-        config |= {
-            "eos_token_id": ends,
-            "bos_token_id": tokenizer.begin_id,
-            "pad_token_id": None if padding is None else tokenizer.backend.token_to_id(padding),
-        }
+        texts = {name: values and _with_ids(values, tokenizer) for name, values in texts.items()}
     reader = "AutoModelForCausalLM" if is_causal else "AutoModelForSeq2SeqLM"
     return Layout(
         stored,
-        {CONFIG: json_text(config), **tokenizer.hugging_face_files()},
+        {name: json_text(values) for name, values in texts.items() if values}
+        | tokenizer.hugging_face_files(**described.get("tokenizer_config", {})),
         values={"extra": {key: {**recipe, "lora": None}}},
         replaced=REPLACED,
         reader=f'transformers: {reader}.from_pretrained("{{folder}}")',
     )
+
+
+def _with_ids(values: Mapping[str, Any], tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return the content of a configuration with the tokenizer's special ids; more ends stay."""
+    ends, padding = values.get("eos_token_id"), tokenizer.special_tokens.get("pad_token")
+    if not (isinstance(ends, list) and {*tokenizer.end_ids} <= {*ends}):
+        ends = tokenizer.end_ids if len(tokenizer.end_ids) > 1 else tokenizer.end_id
+    return {
+        **values,
+        "eos_token_id": ends,
+        "bos_token_id": tokenizer.begin_id,
+        "pad_token_id": None if padding is None else tokenizer.backend.token_to_id(padding),
+    }
 
 
 def restored_weights(

@@ -31,7 +31,8 @@ from lit_models.causal_lm.network import (
 from lit_models.training.metrics import evaluating
 from lit_models.training.sharding import TensorSplit
 
-CONFIG, PICKLED = "config.json", (".bin", ".pt", ".pth")
+CONFIG, GENERATION = "config.json", "generation_config.json"
+PICKLED = (".bin", ".pt", ".pth")
 LARGE_LOGIT, HEAD_TOLERANCE = 1000.0, 0.02
 PACKED = "unisono_packed"  # name under which transformers knows `attend`
 # Model types that use `attend`, except in layers with sliding windows.
@@ -222,20 +223,45 @@ def read_recipe(folder: str | Path) -> Recipe:
             "language model, and code from model folders is not run; give another model, or "
             "install a version that has it."
         )
+    return recipe_of(folder, content)
+
+
+def recipe_of(
+    folder: str | Path, content: Content, auto_class: str = "AutoModelForCausalLM"
+) -> Recipe:
+    """Return the recipe of a folder with this config.json, and what an export hands on from it:
+    options of generation, and the length that its tokenizer states; ValueError if the weights are
+    quantised or transformers refuses the configuration. Args: auto_class as in `model_of`."""
     if content.get("quantization_config"):
         raise ValueError(
             f"{folder} holds quantised weights, which are not trained here; give the folder that "
             "they were made from."
         )
+    with refusals_of(folder), torch.device("meta"), torch.random.fork_rng([]):
+        model_of(content, auto_class=auto_class)
+    found: Recipe = {}
+    for name in ("generation_config", "tokenizer_config"):
+        path = Path(folder) / f"{name}.json"
+        found[name] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    length = found["tokenizer_config"].get("model_max_length")
+    found["tokenizer_config"] = {"model_max_length": length} if length else {}
+    return {"kind": "transformers", "config": content, **found}
+
+
+@contextmanager
+def refusals_of(source: str | Path) -> Iterator[None]:
+    """Turn any error of transformers about a config.json, such as a RuntimeError for heads that do
+    not divide the width, into a ValueError that names the folder."""
     try:
-        model_config(content)
-    except Exception as error:  # any kind, such as a TypeError for a size given as text
-        reason = " ".join(str(error).split())
+        yield
+    except Exception as error:
+        from transformers import __version__
+
+        reason = " ".join(str(error).split())[:300].rstrip(".")
         raise ValueError(
-            f"transformers {__version__} refuses config.json of {folder}: {reason[:300]}; "
+            f"transformers {__version__} refuses config.json of {source}: {reason}; "
             "copy or download it again."
         ) from error
-    return {"kind": "transformers", "config": content}
 
 
 def check_recipe(recipe: Recipe, context_length: int, vocab_size: int) -> None:
@@ -394,7 +420,7 @@ def check_head(network: PretrainedDecoder, source: str) -> None:
 
     tokens = torch.arange(3, device=network.head.weight.device)[None]
     hook = network.head.register_forward_hook(lambda head, inputs, output: enlarged(output))
-    with hook, evaluating(network):
+    with refusals_of(source), hook, evaluating(network):
         logits = network.model(input_ids=tokens, use_cache=False).logits
         hidden = network(tokens, tokens, torch.zeros_like(tokens))
     difference = (enlarged(hidden @ network.head.weight.T) - logits).abs().max()

@@ -13,11 +13,19 @@ from torch import Tensor, nn
 
 from datamodules.core.plan import check_range
 from lit_models.blocks import DecoderCache, DecoderLayer, EncoderLayer, rotary_table
-from lit_models.causal_lm.pretrained import Recipe, model_of, read_config, weight_files
+from lit_models.causal_lm.pretrained import (
+    Recipe,
+    model_of,
+    read_config,
+    recipe_of,
+    refusals_of,
+    weight_files,
+)
 from lit_models.training.metrics import evaluating
 
 INITIAL_STD = 0.02
 PRETRAINED_TYPES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus")  # ByT5 is t5
+AUTO_CLASS = "AutoModelForSeq2SeqLM"
 TOLERANCE = 1e-4  # relative to the largest logit
 
 
@@ -221,10 +229,10 @@ def network_of(recipe: Recipe, folder: str | Path | None = None) -> Network:
         return Seq2SeqNetwork(Seq2SeqConfig(**config), recipe["start_id"])
     if folder is not None:
         weight_files(folder)  # raises if there are only pickles
-    model = model_of(config, folder, auto_class="AutoModelForSeq2SeqLM")
+    model = model_of(config, folder, auto_class=AUTO_CLASS)
     network = PretrainedSeq2Seq(model, config).train()
     if not network.head.weight.is_meta:  # else there are no values to check
-        check_head(network)
+        check_head(network, folder)
     return network
 
 
@@ -233,7 +241,8 @@ def read_recipe(folder: str | Path) -> Recipe:
 
     Raises:
         FileNotFoundError: the folder or its config.json does not exist.
-        ValueError: config.json is damaged, or the model's type is not supported.
+        ValueError: config.json is damaged or does not fit transformers, or the model's type is not
+            supported.
     """
     content = read_config(folder)
     if content["model_type"] not in PRETRAINED_TYPES:
@@ -241,15 +250,15 @@ def read_recipe(folder: str | Path) -> Recipe:
             f'{folder} has model_type "{content["model_type"]}"; an encoder with a decoder is one '
             f"of {', '.join(PRETRAINED_TYPES)} (ByT5 is t5)."
         )
-    return {"kind": "transformers", "config": content}
+    return recipe_of(folder, content, AUTO_CLASS)
 
 
 @torch.no_grad()
-def check_head(network: PretrainedSeq2Seq) -> None:
+def check_head(network: PretrainedSeq2Seq, folder: str | Path | None) -> None:
     """Raise ValueError if a model's logits are not the product of its head and hidden states."""
     source, before = (torch.arange(n, device=network.head.weight.device)[None] for n in (4, 3))
     mask = torch.ones_like(source, dtype=torch.bool)
-    with evaluating(network):
+    with refusals_of(folder or "the checkpoint"), evaluating(network):
         logits = network.model(source, mask, decoder_input_ids=before).logits
         hidden = network(source, mask, before)
     difference = (hidden @ network.head.weight.T - logits).abs().max()

@@ -21,9 +21,11 @@ from lit_models.commands.export import export
 from tests.causal_lm.folders import (
     packed_logits,
     ragged_logits,
+    saved_with_bytes,
     worst_difference,
 )
 from tests.causal_lm.test_finetune import trained
+from tests.causal_lm.tiny import SGD, run
 from tests.toy import LitToy, ToyData, toy_trainer
 
 SIZES = {"vocab_size": 260, "hidden_size": 8, "num_layers": 2, "num_heads": 2}
@@ -165,6 +167,23 @@ def test_a_base_in_bfloat16_is_exported_in_full(tmp_path):
     export(tmp_path / "a.ckpt", to=tmp_path / "model")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert {p.dtype for p in theirs.parameters()} == {torch.float32}
+
+
+def test_a_folder_hands_on_options_of_generation_and_the_length_of_its_tokenizer(tmp_path):
+    from transformers import AutoTokenizer
+
+    base, model = saved_with_bytes(tmp_path / "base", "Llama"), tmp_path / "model"
+    for name, values in (
+        ("generation_config", {"eos_token_id": [7, 256], "top_k": 5}),
+        ("tokenizer_config", {"model_max_length": 48}),
+    ):
+        values = {**json.loads((base / f"{name}.json").read_text()), **values}
+        (base / f"{name}.json").write_text(json.dumps(values))
+    tuned = LitCausalLM(SGD, pretrained=str(base))
+    export(run(tmp_path / "run", tuned), to=model, class_path="lit_models.LitCausalLM")
+    found = json.loads((model / "generation_config.json").read_text())
+    assert (found["eos_token_id"], found["top_k"]) == ([7, 256], 5)
+    assert AutoTokenizer.from_pretrained(model).model_max_length == 48
 
 
 def test_an_adapter_that_is_not_there_or_of_a_network_from_scratch_is_refused(tmp_path):

@@ -139,6 +139,7 @@ def changed(folder, **values):
         ("Qwen2", {"model_type": "nonesuch"}, 'model_type "nonesuch", of which transformers'),
         ("Qwen2", {"quantization_config": {"bits": 4}}, "holds quantised weights"),
         ("Qwen2", {"num_hidden_layers": 3}, "refuses config.json of .*num_hidden_layers"),
+        ("GPT2", {"n_head": 3}, "refuses config.json of .*must be divisible by num_heads"),
         ("Qwen2", {"intermediate_size": 25}, "has another shape of .*mlp"),
         ("Granite", {"logits_scaling": 2.0}, "is a GraniteForCausalLM, whose logits are not the"),
         ("Gemma2", {}, "is a Gemma2ForCausalLM, whose logits are not the"),  # capped logits
@@ -151,6 +152,12 @@ def test_models_that_cannot_be_trained_are_refused(tmp_path, kind, values, messa
     with pytest.raises(ValueError, match=message) as caught:
         load_network(tmp_path)
     assert len(str(caught.value)) < 700
+
+
+def test_heads_that_do_not_fit_each_other_are_refused(tmp_path):
+    saved(tmp_path, "Llama", num_key_value_heads=3)
+    with pytest.raises(ValueError, match="refuses config.json of .*must match the size of tensor b"):
+        load_network(tmp_path)
 
 
 def damage(folder, fault):

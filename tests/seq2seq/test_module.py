@@ -1,6 +1,7 @@
 """The module learns, writes tables, answers from Python, and refuses impossible input; its scores
 equal sacrebleu's."""
 
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -83,6 +84,10 @@ def test_a_pretrained_folder_is_fine_tuned_and_exported(tmp_path, pairs, done):
     again = LitSeq2Seq.from_exported(exported)
     sources = ["bkr", "smth 3"]
     assert again.translations(sources) == module.float().translations(sources)
+    before, after = (
+        json.loads((one / "generation_config.json").read_text()) for one in (folder, exported)
+    )
+    assert before == after
     theirs = AutoModelForSeq2SeqLM.from_pretrained(exported, dtype=torch.float32)
     torch.testing.assert_close(
         again.network.model.state_dict(), theirs.state_dict(), rtol=0, atol=0

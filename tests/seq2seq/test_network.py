@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lit_models.seq2seq.network import network_of, read_recipe
+from tests.causal_lm.test_pretrained import changed
 from tests.seq2seq.tiny import (
     KINDS,
     SIZES,
@@ -83,9 +84,12 @@ def test_a_folder_is_read_with_its_weights(tmp_path):
     torch.testing.assert_close(net.model.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
-def test_a_model_of_another_kind_is_refused(tmp_path):
+def test_a_model_of_another_kind_or_of_sizes_that_do_not_fit_is_refused(tmp_path):
     from tests.causal_lm.folders import saved as saved_decoder
 
+    changed(saved(tmp_path, "Bart"), encoder_attention_heads=3)
+    with pytest.raises(ValueError, match="refuses config.json of .*must be divisible by num_heads"):
+        read_recipe(tmp_path)
     saved_decoder(tmp_path, "GPT2")
     with pytest.raises(ValueError, match='model_type "gpt2"; an encoder with a decoder is one'):
         read_recipe(tmp_path)
