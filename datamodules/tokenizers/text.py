@@ -65,7 +65,7 @@ class TextTokenizer:
     # Hugging Face name, such as pad_token -> token.
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Number of token ids, including special tokens."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
@@ -436,6 +436,11 @@ def _folder_files(path: str) -> list[Path]:
     config = folder / CONFIG_FILE
     is_byt5 = config.is_file() and '"ByT5Tokenizer"' in config.read_text("utf-8")
     if not (is_byt5 or (folder / PIPELINE_FILE).is_file()):
+        if (folder / "source.spm").is_file():
+            raise ValueError(
+                f"tokenizer.path: {folder} is of OPUS-MT, whose two tokenizers (source.spm and "
+                "target.spm) and bias on the logits are not read; take a T5 or BART model."
+            )
         raise FileNotFoundError(
             f"tokenizer.path: {folder} holds no {PIPELINE_FILE}; name the local folder of a "
             "Hugging Face tokenizer, or make that file of an older one with AutoTokenizer."

@@ -239,6 +239,9 @@ def test_a_folder_without_files_or_without_an_end_is_refused(tmp_path: Path) -> 
     options = TokenizerOptions("folder", path=str(tmp_path))
     with pytest.raises(FileNotFoundError, match="holds no tokenizer.json; .*Nothing is downloaded"):
         make_tokenizer(options, iter(()))
+    (tmp_path / "source.spm").touch()
+    with pytest.raises(ValueError, match="is of OPUS-MT, whose two tokenizers"):
+        make_tokenizer(options, iter(()))
     folder_of(sentence_piece().backend, tmp_path)
     said = 'no end-of-text token.*names None. Set "eos_token" in its tokenizer_'
     with pytest.raises(ValueError, match=said):
