@@ -154,16 +154,8 @@ def described_network(recipe: Mapping[str, Any], network_of: NetworkOf) -> Any:
 def equivalent(
     config: DecoderConfig, weights: Mapping[str, Tensor]
 ) -> tuple[PretrainedDecoder, dict[str, Tensor]]:
-    """Return the GPT-2 or Llama on `meta` that computes what a decoder does, and its weights;
-    biases that the own decoder lacks are zeros.
-
-    Args:
-        config: of the decoder; its vocab_size is known.
-        weights: its state_dict, whole tensors.
-
-    Raises:
-        ValueError: neither layout can express the shape.
-    """
+    """Return the GPT-2 or Llama on `meta` that computes what a decoder with these whole weights
+    does, and its weights; biases that the decoder lacks are zeros. Raises as `layout_of`."""
     kind = layout_of(config)
     content: dict[str, Any] = {  # the tokenizer's ids are not known here
         "model_type": kind,
@@ -209,13 +201,8 @@ def equivalent(
 
 
 def part_of(stored: Mapping[str, Tensor], kind: str, name: str) -> Tensor:
-    """Return the part of a layout's weights that is one of our weights, as a view.
-
-    Args:
-        stored: weights of a GPT-2 or Llama by transformers' names.
-        kind: `gpt2` or `llama`.
-        name: our name of the weight.
-    """
+    """Return the part of the stored weights of a layout, `gpt2` or `llama`, that is our weight of
+    this name, as a view."""
     names, layer = GPT2_NAMES if kind == "gpt2" else LLAMA_NAMES, name.split(".")[-2]
     part = stored[".".join(names.get(each, each) for each in name.split("."))]
     if kind == "gpt2" and layer in FUSED:

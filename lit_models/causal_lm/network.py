@@ -405,20 +405,9 @@ class Decoder(nn.Module):
 
     def tensor_plan(self) -> dict[str, TensorSplit]:
         """Return how a tensor group splits the layers: attention heads, feed-forward channels."""
-        units = {
-            "heads": ("num_heads", self.config.num_heads),
-            "groups": ("num_kv_heads", self.config.kv_heads),
-            "inner": ("feed_forward", self.config.inner_size),
-        }
-        return {
-            "layers.*.attention": TensorSplit("input"),
-            "layers.*.attention.q_proj": TensorSplit("columns", *units["heads"]),
-            "layers.*.attention.[kv]_proj": TensorSplit("columns", *units["groups"]),
-            "layers.*.attention.o_proj": TensorSplit("rows", *units["heads"]),
-            "layers.*.feed_forward": TensorSplit("input"),
-            "layers.*.feed_forward.[ug]*_proj": TensorSplit("columns", *units["inner"]),
-            "layers.*.feed_forward.down_proj": TensorSplit("rows", *units["inner"]),
-        }
+        parts = ("layers.*.attention", "layers.*.feed_forward")
+        units = self.config.num_heads, self.config.kv_heads, self.config.inner_size
+        return {**dict.fromkeys(parts, TensorSplit("input")), **splits_of(*parts, *units)}
 
     def recompute_blocks(self, keeps_products: bool = False) -> None:
         """Recompute activations in the backward pass, see `recomputation`."""
@@ -472,6 +461,19 @@ class Decoder(nn.Module):
                 documents = documents._replace(past=partial(cache.extended, index))
             hidden = layer(hidden, rotation, documents)
         return self.norm(hidden)
+
+
+def splits_of(
+    attention: str, feed_forward: str, heads: int, groups: int, inner: int
+) -> dict[str, TensorSplit]:
+    """Return how a tensor group splits the linear layers in these parts of a block."""
+    return {
+        f"{attention}.q_proj": TensorSplit("columns", "num_heads", heads),
+        f"{attention}.[kv]_proj": TensorSplit("columns", "num_kv_heads", groups),
+        f"{attention}.o_proj": TensorSplit("rows", "num_heads", heads),
+        f"{feed_forward}.[ug]*_proj": TensorSplit("columns", "feed_forward", inner),
+        f"{feed_forward}.down_proj": TensorSplit("rows", "feed_forward", inner),
+    }
 
 
 def compile_blocks(network: Any, backend: str | Callable[..., Any] = "inductor") -> None:

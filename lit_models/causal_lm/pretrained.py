@@ -27,6 +27,7 @@ from lit_models.causal_lm.network import (
     attend,
     documents_of,
     recomputation,
+    splits_of,
 )
 from lit_models.training.metrics import evaluating
 from lit_models.training.sharding import TensorSplit
@@ -101,16 +102,8 @@ class PretrainedDecoder(nn.Module):
         config = self.model.config
         if not self.is_packed or config.model_type == "gpt2":
             return {}
-        heads = "num_heads", config.num_attention_heads
-        groups = "num_kv_heads", config.num_key_value_heads
-        inner = "feed_forward", config.intermediate_size
-        return {
-            "model.model.layers.*.self_attn.q_proj": TensorSplit("columns", *heads),
-            "model.model.layers.*.self_attn.[kv]_proj": TensorSplit("columns", *groups),
-            "model.model.layers.*.self_attn.o_proj": TensorSplit("rows", *heads),
-            "model.model.layers.*.mlp.[ug]*_proj": TensorSplit("columns", *inner),
-            "model.model.layers.*.mlp.down_proj": TensorSplit("rows", *inner),
-        }
+        units = config.num_attention_heads, config.num_key_value_heads, config.intermediate_size
+        return splits_of("model.model.layers.*.self_attn", "model.model.layers.*.mlp", *units)
 
     def recompute_blocks(self, keeps_products: bool = False) -> None:
         """See `Decoder.recompute_blocks`."""
@@ -229,9 +222,8 @@ def read_recipe(folder: str | Path) -> Recipe:
 def recipe_of(
     folder: str | Path, content: Content, auto_class: str = "AutoModelForCausalLM"
 ) -> Recipe:
-    """Return the recipe of a folder with this config.json, and what an export hands on from it:
-    options of generation, and the length that its tokenizer states; ValueError if the weights are
-    quantised or transformers refuses the configuration. Args: auto_class as in `model_of`."""
+    """Return the recipe of a folder with this config.json, and what an export hands on from it;
+    ValueError if weights are quantised, or transformers refuses it. Args: as in `model_of`."""
     if content.get("quantization_config"):
         raise ValueError(
             f"{folder} holds quantised weights, which are not trained here; give the folder that "
@@ -239,13 +231,11 @@ def recipe_of(
         )
     with refusals_of(folder), torch.device("meta"), torch.random.fork_rng([]):
         model_of(content, auto_class=auto_class)
-    found: Recipe = {}
-    for name in ("generation_config", "tokenizer_config"):
-        path = Path(folder) / f"{name}.json"
-        found[name] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    length = found["tokenizer_config"].get("model_max_length")
-    found["tokenizer_config"] = {"model_max_length": length} if length else {}
-    return {"kind": "transformers", "config": content, **found}
+    names = ("generation_config", "tokenizer_config")
+    paths = [Path(folder) / f"{name}.json" for name in names]
+    found = [json.loads(path.read_text("utf-8")) if path.is_file() else {} for path in paths]
+    found[1] = {name: value for name, value in found[1].items() if name == "model_max_length"}
+    return {"kind": "transformers", "config": content, **dict(zip(names, found, strict=True))}
 
 
 @contextmanager
