@@ -406,9 +406,25 @@ def _best_candidates(
     is_new = (candidates >= 0).any(-1) & ~is_same.tril(-1).any(-1)
     candidates = candidates.masked_fill(~is_new[..., None], NONE)
     flat_log = flat_set_log_probability(flat_logits, candidates).clamp(min=LEAST_LOG)
-    decoder_probability = set_probability(decoder, memory, candidates, temperature)
-    vote = share * flat_log + (1 - share) * decoder_probability.log().clamp(min=LEAST_LOG)
-    best, place = vote.masked_fill(~is_new, -math.inf).topk(min(num_sets, vote.shape[1]), dim=1)
+
+    def vote(probability: Tensor) -> Tensor:
+        votes = share * flat_log + (1 - share) * probability.log().clamp(min=LEAST_LOG)
+        return votes.masked_fill(~is_new, -math.inf)
+
+    # The beams hold some orders of each set, and no other order exceeds `lost`. These two bounds
+    # tell which sets can be among the best: only those are scored in all orders.
+    of_beams, lost = beams.log_probability.exp(), beams.lost.exp()[:, None]
+    is_order = is_same[:, :, :width] & (of_beams > 0)[:, None] & is_new[..., None]
+    least = (is_order * of_beams[:, None]).sum(-1)
+    num_orders = ((candidates >= 0).sum(-1) + 1.0).lgamma().exp().round()
+    most = least + (num_orders - is_order.sum(-1)) * lost
+    num_best = min(num_sets, candidates.shape[1])
+    floor = vote(least).topk(num_best, dim=1).values[:, -1:] - ROUNDING
+    is_close = is_new & (vote(most) >= floor)
+    close = candidates.masked_fill(~is_close[..., None], NONE)
+    exact = set_probability(decoder, memory, close, temperature)
+    decoder_probability = torch.where(is_close, exact, least)
+    best, place = vote(decoder_probability).topk(num_best, dim=1)
     sets = candidates.gather(1, place[..., None].expand(-1, -1, trie.max_codes))
 
     rest = (1 - decoder_probability.sum(1)).clamp(min=ROUNDING).log()

@@ -191,6 +191,19 @@ def test_the_vote_finds_the_sets_that_an_exhaustive_search_finds(num_codes, max_
         torch.testing.assert_close(of_found, best.values[record], atol=1e-4, rtol=0)
 
 
+def test_only_sets_that_can_win_are_scored_in_all_orders(network, texts, monkeypatch):
+    counts, plain = [], decoding.set_probability
+
+    def counted(decoder, memory, sets, temperature):
+        counts.append((sets >= 0).any(-1).sum(1).tolist())
+        return plain(decoder, memory, sets, temperature)
+
+    monkeypatch.setattr(decoding, "set_probability", counted)
+    options = decoding.DecodingOptions("mixed", beam_size=40)  # beams hold all 14 sets
+    decoding.likeliest_sets(network.decoder, *texts, options, 1.0, num_sets=3)
+    assert counts == [[3, 3, 3, 3]]
+
+
 @pytest.mark.parametrize("method", ["flat", "greedy", "beam", "mixed"])
 def test_the_next_sets_follow_by_their_probability(network, texts, method):
     memory, logits = texts
