@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from datamodules.core.plan import digest_ids
 from datamodules.shards.order import add_sources, num_rows, of_sources, planned_epoch, request_of
+from lit_models.errors import run_guarded
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.ledger import FILE_NAME, Row, chained, damaged_file, json_lines, plan_hash
 
@@ -37,18 +39,23 @@ def verify(runs: list[Path]) -> int:
     Exit status: 0 proven, every epoch is whole; 3 an epoch is not whole, or the run continues
     another one or has no end; 4 steps were skipped; 5 steps are missing; 6 a step occurs twice; 7 a
     step used other samples or targets than planned; 8 the ledger was edited; 9 a checkpoint is
-    damaged or of another run. For several runs it is the highest status.
+    damaged or of another run. For several runs it is the highest status; one that cannot be read
+    counts as 1.
 
     Args:
         runs: a run folder, such as runs/demo, or several.
     """
-    console, proofs = Console(highlight=False, soft_wrap=True), []
-    for run in [run for run in runs if not run.is_file()] or runs:  # runs/* also names error.txt
-        proofs.append(verify_run(run))
+    console = Console(highlight=False, soft_wrap=True)
+
+    def status_of(run: Path) -> Status:
         if len(runs) > 1:
             console.print(f"{'run':<17} {run}", markup=False)
-        _show(proofs[-1], console)
-    return max(int(proof.status) for proof in proofs)
+        proof = verify_run(run)
+        _show(proof, console)
+        return proof.status
+
+    folders = [run for run in runs if not run.is_file()] or runs  # runs/* also names error.txt
+    return max(run_guarded(partial(status_of, run)) for run in folders)
 
 
 def _show(proof: "Proof", console: Console) -> None:
