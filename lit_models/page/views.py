@@ -370,7 +370,7 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
             right = ui.select(named, value=answer.codes, multiple=True, with_input=True)
             right.props('label="right codes" use-chips').classes("wide").on_value_change(
                 lambda event, title=answer.text: corrections.update({title: (spoken, event.value)})
-            )
+            ).on_value_change(lambda: offer.set_visibility(True))
 
     def offer_corrections() -> None:
         rows = [[own.text, own.language or "language", own.split or "split", *names]]
@@ -421,7 +421,8 @@ async def code_view(shelf: Shelf, args: PageArguments) -> None:
     action("code the titles", code_titles)
     if titles.value:
         await code_titles()
-    ui.button("download the corrections", on_click=offer_corrections)
+    offer = ui.button("download the corrections", on_click=offer_corrections)
+    offer.set_visibility(False)
     words("h2", "A table")
     ui.upload(auto_upload=True, on_upload=take).classes("wide").add_slot("header", UPLOAD)
 

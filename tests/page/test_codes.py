@@ -106,6 +106,7 @@ def test_corrections_are_rows_that_training_takes(run, visited):
     async def visit(user):
         await code(user, title)
         await user.should_see(ui.table, retries=LONG)
+        await user.should_not_see("download the corrections")
         elements(user, ui.select)[-1].set_value(list(CODES[:2]))
         user.find("download the corrections").click()
         shutil.copy(next(run.glob("*/corrections")), "corrections.csv")
