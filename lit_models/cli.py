@@ -1,7 +1,6 @@
 """LightningCLI behind `unisono fit|validate|test|predict`, independent of the model families."""
 
 import functools
-import json
 import logging
 import math
 import multiprocessing
@@ -44,7 +43,7 @@ from lit_models.training.exact import follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses, known_arguments
-from lit_models.training.ledger import Ledger, damaged_file, ledger_of, stop_reason
+from lit_models.training.ledger import Ledger, ledger_of, stop_reason
 from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
 from lit_models.training.rules import is_first_process
@@ -344,7 +343,7 @@ class UnisonoCLI(LightningCLI):
         """Returns the precision of a `fit` without trainer.precision: that of the resumed run, else
         on GPUs bf16-mixed (32-true if bitwise or without bf16), else `None`: Lightning's."""
         path, verdict = self.choice.ckpt_path, self.verdict
-        facts = topology_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
+        facts = runs.topology_of(Path(path).parent.parent if path else Path(self.choice.folder))
         if facts or verdict.accelerator not in ("gpu", "cuda"):
             return facts.get("precision")
         is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"  # CUDA may start here
@@ -536,15 +535,6 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
         say_first(f"{path} is of another version; {', '.join(gone)} has no effect any more")
     init_args = {name: value for name, value in known.items() if name not in START_ONLY}
     return {"class_path": class_path, "init_args": init_args}, step
-
-
-def topology_of(folder: Path) -> dict[str, Any]:
-    """Returns topology.json of a run folder, {} before a run has begun; ValueError if damaged."""
-    path = folder / "topology.json"
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (TypeError, ValueError) as error:
-        raise damaged_file(path, error) from error
 
 
 def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
 from datamodules.core.store import write_whole
-from lit_models.cli import QUIET, built, silence_noise, topology_of
+from lit_models.cli import QUIET, built, silence_noise
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
 from lit_models.errors import COLUMNS, labelled
@@ -33,6 +33,7 @@ from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
+from lit_models.training.run import topology_of
 
 LABEL = 11  # width in columns
 NUM_SHOWN = 8  # sample ids in a line

@@ -36,12 +36,12 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import content_digest, digest_of, remove, write_whole
+from lit_models.config_files import ROOT, given_option, options
 from lit_models.training.checkpoints import SAVES
 from lit_models.training.ledger import FILE_NAME, agree, damaged_file, ledger_of, of_all_ranks
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
-OF_COMMAND = r'"command": "[^"]*?(?:default_root_dir|--config(?!.*default_root_dir))[= ]([^\s"]+)'
 LOCK, LOCK_JOB = ".lock", ".lock-job"  # process id and host; the launcher's ids of the run
 _held: dict[Path, tuple[SoftFileLock, list[Path]]] = {}  # locks, and folders created for them
 
@@ -130,8 +130,9 @@ def siblings(root: Path) -> list[Path]:
     for path in root.parent.glob("*-*/"):
         name, _, number = path.name.rpartition("-")
         if name == root.name and number.isdecimal() and int(number) > 1:
-            match = re.search(OF_COMMAND, _text(path / "topology.json"))
-            stated = Path(re.sub(r"\.ya?ml$", "", match[1] if match else ""))
+            words = shlex.split(topology_of(path).get("command", ""))
+            config = dict(reversed([*options(words)])).get("config") or ""  # the first names a run
+            stated = Path(given_option(words, ROOT) or re.sub(r"\.ya?ml$", "", config))
             if path.name not in (stated.name, f"{stated.parent.name}-{stated.name}"):
                 numbered.append((int(number), path))
     return [path for _, path in sorted(numbered)]
@@ -213,6 +214,15 @@ def release(folder: Path) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def topology_of(folder: Path) -> dict[str, Any]:
+    """Return topology.json of a run folder, {} before a run has begun; ValueError if damaged."""
+    path = folder / "topology.json"
+    try:
+        return dict(json.loads(_text(path) or "{}"))
+    except (TypeError, ValueError) as error:
+        raise damaged_file(path, error) from error
 
 
 class RunFolder(Callback):

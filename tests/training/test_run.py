@@ -56,8 +56,9 @@ def test_auto_takes_the_newest_run_with_a_sound_checkpoint(tmp_path: Path) -> No
     for name in ("demo-10", "demo-2", "demo-x", "demo-12", "demo-13"):
         make_run(tmp_path / name, "c.ckpt")
     make_run(tmp_path / "demo-11")
-    for number, named in ((12, "config a/demo-12.yaml"), (13, "default_root_dir demo-13")):
-        command = f'{{"command": "fit --{named} --config a.yaml"}}'
+    roots = {12: "config a/demo-12.yaml", 13: "trainer.default_root_dir 'a b/demo-13'"}
+    for number, named in roots.items():
+        command = f'{{"command": "unisono fit --{named} --config a.yaml"}}'
         (tmp_path / f"demo-{number}/topology.json").write_text(command)
     run = decide("fit", root, "auto", newest)
     assert run.folder == str(tmp_path / "demo-10")
