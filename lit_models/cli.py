@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc import locate
 from types import FrameType
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,7 @@ from lit_models.training import bitwise, checkpoints, default_callbacks, rules
 from lit_models.training import run as runs
 from lit_models.training.bitwise import BitwiseSum
 from lit_models.training.dropout import ExactDropout
-from lit_models.training.exact import follows_plan, missing_kinds
+from lit_models.training.exact import ExactModule, follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses, known_arguments
@@ -159,6 +159,7 @@ class UnisonoCLI(LightningCLI):
     checkpoint's hyperparameters are defaults, which config files and options override."""
 
     verdict: rules.Verdict  # set once the command line is parsed
+    needs_checkpoint: ClassVar[bool] = True  # for an evaluation
 
     def __init__(self, argv: list[str], choice: runs.Run, is_stage: bool = False) -> None:
         self.argv, self.choice, self.is_stage = argv, choice, is_stage
@@ -274,7 +275,10 @@ class UnisonoCLI(LightningCLI):
                     f"{', '.join(empty)} must not be null: give a value, or leave it out."
                 )
         self.config_dump = self.values  # for hyperparameters; Lightning's dump validates all again
-        if self.subcommand != "fit" and self.choice.ckpt_path is None:
+        # A subject, which is never trained, has no loss.
+        loss = getattr(locate(config.model.class_path), "training_terms", None)
+        is_untrained = self.choice.ckpt_path is None and loss is not ExactModule.training_terms
+        if self.subcommand != "fit" and self.needs_checkpoint and is_untrained:
             self.verdict.warnings.append(
                 "no --ckpt_path: the model is used as it is built; --ckpt_path auto takes the "
                 "newest checkpoint of this run"

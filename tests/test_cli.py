@@ -130,6 +130,10 @@ def test_a_mistake_in_a_config_names_file_and_line(done, toy_config, monkeypatch
             "`predict_files`.*give the config of a run with --c",
         ),
         ("test --config toy.yaml --ckpt_path=auto", "no sound checkpoint in runs/toy.*Train first"),
+        (
+            "test --config toy.yaml --data.global_batch_size=0",
+            "warning: no --ckpt_path: the model is used as it is built.*at least 1, got 0",
+        ),
     ],
 )
 def test_a_command_that_cannot_be_meant_names_the_way_out(done, toy_config, command, message):

@@ -181,6 +181,8 @@ class EvaluationCLI(UnisonoCLI):
     folders, files and names; `to` is the folder of results, by default `evaluation` in the run
     folder; `how` are options of lm-eval's `simple_evaluate`."""
 
+    needs_checkpoint = False  # a Hugging Face folder has weights, too
+
     def __init__(
         self, argv: list[str], choice: Any, tasks: list[str], to: str | None, **how: Any
     ) -> None:

@@ -133,6 +133,7 @@ def test_a_wrong_input_is_one_screen_and_writes_no_store(unisono, sound, own_fol
     status, output = unisono(*argv)
     assert status in (1, 2)
     assert re.search(message, error_of(output)), output
+    assert "no --ckpt_path" not in output  # a subject is not trained
     assert not Path("other").exists()
 
 

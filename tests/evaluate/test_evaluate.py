@@ -195,13 +195,14 @@ def test_chats_are_written_as_transformers_writes_them(folder, tmp_path, is_aske
 
 @pytest.mark.slow
 def test_an_evaluation_goes_on_from_an_export_with_examples_before_the_question(
-    folder, monkeypatch
+    folder, monkeypatch, capsys
 ) -> None:
     options = ["--tasks=tiny_choice", "--tasks=tasks/prose.yaml", "--limit=1", "--num-fewshot=1"]
     with pytest.raises(UsageError, match=r"tiny_choice is no task, file or folder of tasks"):
         evaluated(folder, monkeypatch, "again", *options)
     options[0] = "--tasks=tasks/choice.yaml"
     first = evaluated(folder, monkeypatch, "again", *options, checkpoint="exported")
+    assert "no --ckpt_path" not in capsys.readouterr().err  # the folder has weights
     answers = sorted((folder / "again").glob("answers-*.npz"))
     assert len(answers) == 2
     (folder / "again" / "results.json").unlink()  # as after a kill before the end
