@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import multiprocessing
 import os
 import re
@@ -33,6 +32,7 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import digest_of, write_whole
 from lit_models import config_files
+from lit_models.commands.report import shown
 from lit_models.engines import complete_rendezvous, in_launched_world
 from lit_models.errors import USAGE, UsageError, explained, say, say_first, screen, usage_errors
 from lit_models.training import bitwise, checkpoints, default_callbacks, rules
@@ -411,10 +411,10 @@ class UnisonoCLI(LightningCLI):
         content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
         states = content.get("callbacks", {}).values() if path.name == "best.ckpt" else ()
         best_states = [s for s in states if s.get("best_model_score") is not None][:1]
-        words = [f"{s['monitor']} {figure(float(s['best_model_score']))}" for s in best_states]
+        words = [f"{s['monitor']} {shown(float(s['best_model_score']))}" for s in best_states]
         words.append(f"step {content['global_step']}, {path}")
         watched = "/" + getattr(self.model, "monitor", "").rpartition("/")[2]
-        words += [f"{n} {figure(v)}" for n, v in tested.items() if n.endswith(watched)]
+        words += [f"{n} {shown(v)}" for n, v in tested.items() if n.endswith(watched)]
         say(f"best: {', '.join(words)}")
         say(f"report: unisono report {shlex.quote(str(folder))}")
         config = shlex.quote(str(config_files.newest_config(folder)))
@@ -441,7 +441,7 @@ class UnisonoCLI(LightningCLI):
         verb = "test" if self.subcommand == "fit" else self.subcommand
         if verb not in getattr(self.model, "tables_of", ()):
             for name, value in metrics.items():
-                say_first(f"{name:<{max(map(len, metrics))}}  {figure(value)}")
+                say_first(f"{name:<{max(map(len, metrics))}}  {shown(value)}")
         return metrics
 
     def predict(self, **kwargs: Any) -> None:
@@ -452,11 +452,6 @@ class UnisonoCLI(LightningCLI):
         # Set on the trainer, not passed to the call: data and model read it before Lightning does.
         self.trainer.ckpt_path = self.choice.ckpt_path
         return {**kwargs, "weights_only": True}
-
-
-def figure(value: float) -> str:
-    """Returns a number with four significant digits, NaN as a dash."""
-    return "–" if math.isnan(value) else f"{value:.4g}"
 
 
 class ParsedCLI(UnisonoCLI):

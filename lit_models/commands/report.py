@@ -92,7 +92,8 @@ def report(run: Path, other: Path | None = None, *, to: Path | None = None) -> i
             folder. An earlier report is replaced, never another file.
 
     Raises:
-        UsageError: a folder holds no run, or the file exists and is no report.
+        FileNotFoundError: a folder holds no run.
+        UsageError: the file exists and is no report.
     """
     from jinja2 import Environment, FileSystemLoader
 
@@ -122,18 +123,15 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
     the current time, for the age of the ledger.
 
     Raises:
-        UsageError: the folder or its ledger is missing.
+        FileNotFoundError: the folder or its ledger is missing.
         ValueError: a line other than the last of its file is damaged, or the config is.
     """
     from lit_models.commands.verify import read_ledger, surviving
-    from lit_models.training.ledger import json_lines
+    from lit_models.training.ledger import FILE_NAME, json_lines
 
-    path = folder / "ledger.jsonl"
-    try:
-        ledger = read_ledger(folder)
-    except FileNotFoundError as error:
-        raise UsageError(str(error)) from error
-    run = RunRecord(folder, ledger, surviving(ledger).steps, now_s - path.stat().st_mtime)
+    ledger = read_ledger(folder)
+    age_s = now_s - (folder / FILE_NAME).stat().st_mtime
+    run = RunRecord(folder, ledger, surviving(ledger).steps, age_s)
     notes = run.notes
     for name, content in (("topology", run.topology), ("plan", run.plan), ("failure", run.failure)):
         try:
@@ -287,7 +285,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "attempts": attempts,
         "duration": duration,
         "events": [ln for ln in run.ledger if ln.get("event") == "not_applied"],
-        "metrics": [(n, shown(some(p[-1][1]))) for n, p in sorted(run.evaluated.items())],
+        "metrics": [(n, shown(p[-1][1])) for n, p in sorted(run.evaluated.items())],
         "facts": facts_of(run),
         "proof": proof,
         "warnings": [*run.topology.get("warnings", []), *run.notes],
@@ -315,7 +313,7 @@ def tests_of(run: RunRecord) -> Iterator[tuple[str, str, str]]:
     names.sort(key=lambda n: (n != first or n not in known, n not in known, n != first))
     for name in names:
         value, baseline = last[f"test/{name}"], shown(known[name]) if name in known else ""
-        yield name, shown(some(value)), baseline
+        yield name, shown(value), baseline
 
 
 def facts_of(run: RunRecord) -> list[tuple[str, str]]:
@@ -372,15 +370,15 @@ def comparison(first: RunRecord, second: RunRecord) -> dict[str, Any]:
     for aspect, changed in by_aspect.items():
         rows += [("" if place else aspect, *row, "") for place, row in enumerate(changed or ())]
     common = sorted(first.evaluated.keys() & second.evaluated.keys())
-    values: dict[str, list[float | None]] = {
+    values: dict[str, list[float]] = {
         "steps": [len(run.lineage) for run in runs],
         "median seconds per step": [run.median_seconds for run in runs],
-        "train/loss": [p[-1][1] if (p := run.series("loss")) else None for run in runs],
-        **{name: [some(run.metrics[name][-1][1]) for run in runs] for name in common},
+        "train/loss": [p[-1][1] if (p := run.series("loss")) else math.nan for run in runs],
+        **{name: [run.metrics[name][-1][1] for run in runs] for name in common},
     }
     rows.append(("last value", "training time", *(duration(run.seconds) for run in runs), ""))
     for name, (one, two) in values.items():
-        change = "" if one is None or two is None else f"{two - one:+,.4g}"
+        change = "" if math.isnan(two - one) else f"{two - one:+,.4g}"
         rows.append(("", name, shown(one), shown(two), change))
     by_name = dict(zip(names, runs, strict=True))
     drawn = {n for run in runs for n in [*drawn_metrics(run), "val/loss"]} & set(common)
@@ -512,14 +510,10 @@ def thinned(points: Points) -> Points:
     return sorted(drawn)
 
 
-def some(value: float) -> float | None:
-    """Return a metric, or `None` for NaN, a mean over nothing, which is shown as a dash."""
-    return None if math.isnan(value) else value
-
-
 def shown(value: float | None) -> str:
-    """Return a number with four significant digits, whole numbers in full; "–" for `None`."""
-    if value is None:
+    """Return a number with four significant digits, whole numbers in full; a dash for `None` and
+    NaN, a mean over nothing."""
+    if value is None or math.isnan(value):
         return "–"
     is_whole = math.isfinite(value) and value == int(value) and abs(value) < 1e15
     return f"{int(value):,}" if is_whole else f"{value:,.4g}"

@@ -264,7 +264,7 @@ def test_runs_of_two_families_share_what_both_have(tmp_path):
 
 
 def test_an_earlier_report_is_replaced_but_no_other_file(tmp_path):
-    with pytest.raises(UsageError, match="holds no ledger.jsonl; name a run folder"):
+    with pytest.raises(FileNotFoundError, match="holds no ledger.jsonl; name a run folder"):
         reports.report(tmp_path)
     folder = run_folder(tmp_path / "a")
     assert page_of(folder) == page_of(folder)
@@ -282,12 +282,12 @@ def test_two_folders_on_the_command_line(own_folder, done):
     run_folder(own_folder / "runs/a")
     run_folder(own_folder / "runs/b")
     assert done("report", "runs/a", "runs/b") == "written to compare-a-b.html\n"
-    for words, message in (
-        (["runs/a", "runs/b", "runs/c"], "takes RUN OTHER, and no `runs/c`"),
-        ([], "the following arguments are required: run"),
-        (["runs/a", "nowhere"], "there is no run folder nowhere; name a run folder"),
+    for status, words, message in (
+        (2, ["runs/a", "runs/b", "runs/c"], "takes RUN OTHER, and no `runs/c`"),
+        (2, [], "the following arguments are required: run"),
+        (1, ["runs/a", "nowhere"], "there is no run folder nowhere; name a run folder"),
     ):
-        assert message in done("report", *words, status=2)
+        assert message in done("report", *words, status=status)
     (own_folder / "runs/a/ledger.jsonl").write_text("damaged\n{}\n")
     done("report", "runs/a", status=1)
 
@@ -322,7 +322,7 @@ def test_the_command_line_is_as_one_would_type_it(monkeypatch):
         (-0.5, "-0.5"),
         (None, "–"),
         (1234.56, "1,235"),
-        (math.nan, "nan"),
+        (math.nan, "–"),
         (-math.inf, "-inf"),
     ],
 )
