@@ -2,7 +2,6 @@
 chain become jobs, each after the one before it."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.commands.chain import (
-    check_outputs,
-    made_from,
-    outputs_digest,
-    read_stages,
-    write_record,
-)
+from lit_models.commands.chain import made_from, outputs_digest, read_stages, write_record
 from lit_models.engines.jobs import seconds
 
 Done = Callable[..., str]
@@ -86,26 +79,6 @@ def commands(script: Path) -> str:
     return "\n".join(lines).replace(" \\\n ", "")
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--partition=fast\ntouch witness", "--partition='fast.*' must be one word"),
-        ("--account=me\ntouch witness", "--account='me.*' must be one word"),
-        ("--nodelist=n1 --wrap=x", "--nodelist='n1 .*' must be one word"),
-        ("--name=mine\ntouch witness", "a job's name has letters"),
-        ("--time-limit=24:00:00\n", "--time-limit=.* must be one word"),
-    ],
-)
-def test_no_value_begins_a_line_of_the_script(submit, option: str, message: str) -> None:
-    assert re.search(message, submit(option, status=2))
-    assert not list(Path().rglob("*.sh"))
-
-
-def test_a_line_break_in_an_option_of_the_run_is_kept_quoted(submit) -> None:
-    submit("--trainer.fast_dev_run=false", "--data.predict_output=a\n\n#SBATCH b")
-    assert "'--data.predict_output=a\n\n#SBATCH b'" in commands(JOB) + JOB.read_text()
-
-
 def test_a_script_says_what_was_asked_for(submit) -> None:
     activate = ["--activate", "module load cuda", "--activate=source 'my env/bin/activate'"]
     output = submit("--name=mine", *GPUS, *PLACE, *activate, "--trainer.max_epochs=3")
@@ -146,6 +119,8 @@ def test_the_options_of_a_run_are_handed_on(submit) -> None:
     assert "--trainer.accelerator" not in text
     submit(*typed, "--trainer.default_root_dir=runs/my toy, 3")
     assert "default_root_dir=runs/my toy, 3'" in commands(Path("jobs/my-toy-3/job.sh"))
+    submit("--name=lines", "--data.predict_output=a\n\n#SBATCH b")
+    assert "'--data.predict_output=a\n\n#SBATCH b'" in Path("jobs/lines/job.sh").read_text()
 
 
 def test_other_scripts_are_never_overwritten(submit) -> None:
@@ -180,6 +155,12 @@ def test_other_scripts_are_never_overwritten(submit) -> None:
             "trainer.strategy=ddp_spawn starts its own processes",
         ),
         (["--tasks-per-node=16"], "data.global_batch_size=8 is smaller than devices x"),
+        # No value begins a line of the script.
+        (["--partition=fast\ntouch witness"], "must be one word"),
+        (["--account=me\ntouch witness"], "must be one word"),
+        (["--nodelist=n1 --wrap=x"], "must be one word"),
+        (["--time-limit=24:00:00\n"], "must be one word"),
+        (["--name=mine\ntouch witness"], "a job's name has letters"),
     ],
 )
 def test_a_job_that_would_not_run_is_refused_before_it_is_written(submit, options, message):
@@ -284,18 +265,6 @@ def test_the_accelerator_of_a_stage_is_that_of_its_job_unless_it_says_it(chain, 
     assert f"--change.second.options.trainer.{second} " in commands(Path("jobs/mine/3-second.sh"))
     for other in ("1-first.sh", "2-exported.sh"):
         assert "change.first.options" not in commands(Path("jobs/mine", other))
-
-
-def test_the_place_of_a_stage_makes_no_other_stage(toy_config: Path) -> None:
-    values = {"verb": "fit", "config": "toy.yaml"}
-    stages = read_stages({"first": values})
-    folder = Path("runs")
-    write_record(folder, "first", made_from(stages[0], folder, 1, {}))
-    (folder / "first").mkdir()
-    (folder / "first/part").touch()
-    place = {"trainer.num_nodes": 2, "trainer.accelerator": "cpu"}
-    wider = read_stages({"first": {**values, "options": place}})
-    assert check_outputs(wider, wider, folder, 1)[0] == {"first": "begun"}
 
 
 def test_stages_without_a_count_have_one_device_and_a_rehearsal_submits_nothing(chain) -> None:
