@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import time
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,8 @@ def test_the_page_says_how_the_run_went(tmp_path):
     assert train["values"] == [pytest.approx(1 / step) for step in range(1, 7)]
     assert (validation["steps"], validation["values"]) == ([3, 6], [0.75, 0.625])
     assert "const marks = [2];" in page
+    assert not re.search(r"(src|href)=|@import|url\(", page)  # nothing from outside
+    assert "default-src 'none'" in page
 
 
 def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(tmp_path):
@@ -94,54 +98,57 @@ def test_what_a_config_a_metric_or_a_name_holds_is_never_markup(tmp_path):
         assert any("<script>'\"" in title for title in charts_of(page))
 
 
-def test_a_page_needs_nothing_from_outside(tmp_path):
-    page = page_of(run_folder(tmp_path / "a"))
-    assert not re.search(r"(src|href)=|@import|url\(", page)
-    assert "default-src 'none'" in page
+UNFINISHED = {"topology": {"is_over": False}}
+FAILURE = {"rank": 1, "step": 7, "error": "ValueError: no"}
+STOPPED = {"step": 7, "attempt": 2, "event": "stopped", "reason": "SIGTERM"}
+SKIPPED = {"step": 7, "attempt": 2, "event": "not_applied", "policy": "skip", "sample_ids": [3, 4]}
+SPEED = {"seconds": 4, "samples_per_s": 4.0, "tokens_per_s": 100.0, "padding_share": 0.25}
+# Values of `run_folder`; files that replace its own, with lines that end its ledger; the page.
+SHOWN: list[tuple[dict[str, Any], dict[str, str | None], list[str]]] = [
+    (UNFINISHED, {}, ["Not finished: 6 of 6 steps, the newest line is 2:30:0"]),
+    ({}, {"ledger.jsonl": f"{json.dumps(STOPPED)}\n"}, ["Stopped by SIGTERM after 6 steps"]),
+    (
+        UNFINISHED,
+        {"failure.json": json.dumps(FAILURE)},
+        ["Failed after 6 steps (rank 1, step 7): ValueError: no"],
+    ),
+    (
+        {},
+        {"ledger.jsonl": f"{json.dumps(SKIPPED)}\n"},
+        ["Step 7: loss or gradient was not finite; its update", "not applied (skip; samples 3, 4)"],
+    ),
+    ({}, {}, ["samples per second 16.0", "seconds per step 0.5 (median)"]),  # 64 in 4 s
+    (
+        {},
+        {"throughput.jsonl": f"{json.dumps(SPEED)}\n" * 2},
+        ["samples per second 4.0 tokens per second 100 padding 25.0%"],
+    ),
+    (
+        UNFINISHED,
+        {"ledger.jsonl": '{"epoch": 2, "st', "topology.json": '{"strategy": '}
+        | dict.fromkeys(("plan.json", "config.yaml", "metrics.csv")),
+        [
+            *("topology.json is damaged", "There is no metrics.csv", "There is no config.yaml"),
+            *("The proof is not checked:", "No evaluation wrote a metric."),
+        ],
+    ),
+    ({"metrics": "step,val/loss\n1,0.5\nx,0.25\n"}, {}, ["metrics.csv: 1 damaged rows are"]),
+    ({"attempts": ((1, 0, 0),), **UNFINISHED}, {}, ["Not finished: 0 of 6 steps"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "event", "age_s", "words"),
-    [
-        ({"is_over": False}, None, 9e3, "Not finished: 6 of 6 steps, the newest line is 2:30:00"),
-        ({"is_over": True}, {"event": "stopped", "reason": "SIGTERM"}, 9e3, "Stopped by SIGTERM"),
-    ],
-)
-def test_the_page_says_how_the_run_ended(tmp_path, changes, event, age_s, words):
-    folder = run_folder(tmp_path / "a", topology=changes)
-    if event:
-        with (folder / "ledger.jsonl").open("a") as file:
-            file.write(json.dumps({**event, "step": 6, "attempt": 2}) + "\n")
-    now = (folder / "ledger.jsonl").stat().st_mtime + age_s
-    assert words in reports.ending(reports.read_run(folder, now))[1]
-
-
-def test_a_failure_is_named(tmp_path):
-    folder = run_folder(tmp_path / "a", topology={"is_over": False})
-    failure = {"rank": 1, "step": 7, "error": "ValueError: no"}
-    (folder / "failure.json").write_text(json.dumps(failure))
-    assert "Failed after 6 steps (rank 1, step 7): ValueError: no" in text_of(page_of(folder))
-
-
-def test_a_step_that_was_not_applied_is_named(tmp_path):
-    folder = run_folder(tmp_path / "a")
-    event = {"event": "not_applied", "step": 7, "attempt": 2, "policy": "skip"}
-    with (folder / "ledger.jsonl").open("a") as file:
-        file.write(json.dumps({**event, "sample_ids": [3, 4]}) + "\n")
-    words = text_of(page_of(folder))
-    assert "Step 7: loss or gradient was not finite; its update was not applied" in words
-    assert "(skip; samples 3, 4)" in words
-
-
-def test_speed_is_that_of_throughput_or_of_the_ledger(tmp_path):
-    folder = run_folder(tmp_path / "a")
-    words = text_of(page_of(folder))
-    assert "samples per second 16.0" in words  # 64 in 4 s
-    assert "seconds per step 0.5 (median)" in words
-    line = {"seconds": 4, "samples_per_s": 4.0, "tokens_per_s": 100.0, "padding_share": 0.25}
-    (folder / "throughput.jsonl").write_text(f"{json.dumps(line)}\n" * 2)
-    words = text_of(page_of(folder))
-    assert "samples per second 4.0 tokens per second 100 padding 25.0%" in words
+@pytest.mark.parametrize(("values", "files", "words"), SHOWN)
+def test_the_page_says_what_happened_and_what_is_missing(tmp_path, values, files, words):
+    folder = run_folder(tmp_path / "a", **values)
+    ledger = (folder / "ledger.jsonl").read_text()
+    for name, content in files.items():
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_text(ledger * (name == "ledger.jsonl") + content)
+    os.utime(folder / "ledger.jsonl", (time.time() - 9000,) * 2)
+    page = text_of(page_of(folder))
+    assert not [part for part in words if part not in page], page
 
 
 def test_a_broken_proof_is_seen(tmp_path):
@@ -153,37 +160,16 @@ def test_a_broken_proof_is_seen(tmp_path):
     assert "2 faults of unisono verify" in words  # the digest, and the edited line
 
 
-def test_torn_files_and_missing_ones_are_named(tmp_path):
-    folder = run_folder(tmp_path / "a", topology={"is_over": False})
-    with (folder / "ledger.jsonl").open("a") as file:
-        file.write('{"epoch": 2, "st')
-    (folder / "topology.json").write_text('{"strategy": ')
-    for name in ("plan.json", "config.yaml", "metrics.csv"):
-        (folder / name).unlink()
-    words = text_of(page_of(folder))
-    for finding in (
-        "topology.json is damaged",
-        "There is no metrics.csv",
-        "There is no config.yaml",
-        "The proof is not checked:",
-        "No evaluation wrote a metric.",
-    ):
-        assert finding in words
-
-
 def test_values_that_are_not_finite_are_gaps_and_an_empty_table_of_metrics_is_named(tmp_path):
     folder = run_folder(tmp_path / "a", losses={5: math.nan, 6: math.inf}, metrics="step,epoch\n")
     page = page_of(folder)
     assert charts_of(page)["Loss"]["series"][0]["values"][3:] == [0.25, None, None]
     assert "Not finite at 2 steps (5, 6)" in text_of(page)
     assert "No evaluation wrote a metric." in text_of(page)
-    folder = run_folder(tmp_path / "b", metrics="step,val/loss\n1,0.5\nx,0.25\n")
-    assert "metrics.csv: 1 damaged rows are left out" in text_of(page_of(folder))
 
 
-def test_a_run_that_has_begun_and_done_nothing(tmp_path):
-    folder = run_folder(tmp_path / "a", attempts=((1, 0, 0),), topology={"is_over": False})
-    assert "Not finished: 0 of 6 steps" in text_of(page_of(folder))
+def test_an_empty_ledger_is_named(tmp_path):
+    folder = run_folder(tmp_path / "a")
     (folder / "ledger.jsonl").write_text("")
     assert "The ledger is empty" in text_of(page_of(folder))
 
@@ -313,18 +299,7 @@ def test_the_command_line_is_as_one_would_type_it(monkeypatch):
     assert line("mine.py", "1") == "python mine.py 1"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (2064, "2,064"),
-        (0.47219, "0.4722"),
-        (1e-9, "1e-09"),
-        (-0.5, "-0.5"),
-        (None, "–"),
-        (1234.56, "1,235"),
-        (math.nan, "–"),
-        (-math.inf, "-inf"),
-    ],
-)
-def test_numbers_are_short(value, text):
-    assert reports.shown(value) == text
+def test_numbers_are_short():
+    texts = {2064: "2,064", 0.47219: "0.4722", 1e-9: "1e-09", -0.5: "-0.5", 1234.56: "1,235"}
+    texts |= {None: "–", math.nan: "–", -math.inf: "-inf"}
+    assert {value: reports.shown(value) for value in texts} == texts
