@@ -97,11 +97,6 @@ def chain(
         prefix = (*shlex.split(launcher), *PREFIX)
         read = read_stages(stages or {}, change)
         chosen = chosen_stages(read, only)
-    states, _ = check_outputs(read, chosen, folder, seed)
-    waiting = [stage for stage in chosen if states[stage.name] != "complete"]
-    for stage in waiting[1:]:  # check their options now, not hours later
-        if stage.given("model"):  # else it is the checkpoint's, which may not exist yet
-            importlib.import_module("lit_models.cli").ParsedCLI(stage.arguments(folder, seed), True)
     return run_stages(read, chosen, folder, seed, prefix)
 
 
@@ -394,11 +389,16 @@ def run_stages(
     or the exit status of the stage that failed.
 
     Raises:
+        UsageError: the parser refuses an option of a later stage.
         ValueError: an output was made from other values, or a stage that is read is not complete.
     """
     if shutil.which(prefix[0]) is None:
         raise FileNotFoundError(f"--launcher: there is no {prefix[0]} here; leave it out.")
     states, outputs = check_outputs(stages, chosen, folder, seed)
+    waiting = [stage for stage in chosen if states[stage.name] != "complete"]
+    for stage in waiting[1:]:  # check their options now, not hours later
+        if stage.given("model"):  # else it is the checkpoint's, which may not exist yet
+            importlib.import_module("lit_models.cli").ParsedCLI(stage.arguments(folder, seed), True)
     for stage in chosen:
         if states[stage.name] == "complete":
             print(f"stage {stage.name} is complete: skipped", flush=True)

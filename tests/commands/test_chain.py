@@ -151,7 +151,7 @@ def stages_of(**options: object) -> dict[str, Any]:
 @pytest.fixture
 def chain(own_folder: Path) -> Chain:
     """Runs the chain of `stages_of` in its own folder, with a stand-in for `unisono`."""
-    Path("mine.yaml").write_text("model: 1\n")
+    Path("mine.yaml").write_text("value: 1\n")
 
     def run(
         changes: dict | None = None,
@@ -185,12 +185,12 @@ def test_what_was_made_from_something_else_is_never_overwritten(chain):
     words = r"out/subject .* \(the option rate\) and is never overwritten"
     with pytest.raises(ValueError, match=words):
         chain(rate=2)
-    Path("mine.yaml").write_text("# says nothing\nmodel: 1\n")
+    Path("mine.yaml").write_text("# says nothing\nvalue: 1\n")
     assert (chain(), called()) == (0, [])
-    Path("mine.yaml").write_text("model: 2\n")
-    with pytest.raises(ValueError, match=r"\(the config mine.yaml.model\).*choose another --to"):
+    Path("mine.yaml").write_text("value: 2\n")
+    with pytest.raises(ValueError, match=r"\(the config mine.yaml.value\).*choose another --to"):
         chain()
-    Path("mine.yaml").write_text("model: 1\n")
+    Path("mine.yaml").write_text("value: 1\n")
     Path("out/subject/checkpoints/last.ckpt").write_text("trained on")
     with pytest.raises(ValueError, match="the files in out/subject were changed since"):
         chain()
