@@ -1,149 +1,113 @@
 """`unisono check`: all faults of the data at once, and a reliable exit status."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
-from lit_models.commands import run_command
-from lit_models.commands.plan import check as check_command
+from datamodules.tokenizers.text import bpe_tokenizer
 from tests.text_corpora import saved_tokenizer
 
 ANY_MODEL = "--model=lightning.pytorch.demos.boring_classes.BoringModel"
-
-
-def check(data: dict) -> int:
-    """Check the data of a config, with options after its class as on the command line."""
-    spec = {name: data[name] for name in ("class_path", "init_args") if name in data}
-    options = {name: value for name, value in data.items() if name not in spec}
-    words = {k: v if isinstance(v, str) else json.dumps(v) for k, v in options.items()}
-    return check_command(
-        [ANY_MODEL, f"--data={json.dumps(spec)}", *(f"--data.{k}={v}" for k, v in words.items())]
-    )
-
-
 HEADER = "text,language,code_1\n"
 SOUND = "smith,en,83110\ntailor,en,79100\nSmith,en,83110\n"
 BAD = "smith,en,2110\n,en,83110\ntailor,xy,79100\nfarmer,en,6111x\nfarmer,en\n"
+CONFIG = f"""
+seed_everything: 1
+model: {{class_path: {ANY_MODEL.partition("=")[2]}}}
+data:
+  class_path: datamodules.OccupationDataModule
+  init_args: {{train_files: train.csv, columns: {{language: language}}, text: {{max_length: 5}}}}
+trainer: {{max_epochs: 2}}
+"""
+TEXT = "A hen sat on a mat. "
+Check = Callable[..., str]
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> dict:
-    (tmp_path / "train.csv").write_text(HEADER + SOUND)
-    (tmp_path / "bad.csv").write_text(HEADER + SOUND + BAD)
-    (tmp_path / "book.csv").write_text("code,description\n83110,Smith\n79100,Tailor\n61110,Farmer")
-    return {
-        "class_path": "datamodules.OccupationDataModule",
-        "init_args": {
-            "train_files": str(tmp_path / "train.csv"),
-            "columns": {"language": "language"},
-            "text": {"max_length": 5},
-        },
-    }
+def check(own_folder: Path, done: Callable[..., str]) -> Check:
+    """Checks data with the options of a run; returns the output in one line."""
+    Path("mine.yaml").write_text(CONFIG)
+    Path("train.csv").write_text(HEADER + SOUND)
+    Path("mine.txt").write_text(TEXT * 20)
+
+    def run(*options: str, status: int = 0) -> str:
+        lines = done("check", *options, status=status).splitlines()
+        assert max(map(len, lines)) <= 80, lines
+        return " ".join(" ".join(lines).split())
+
+    return run
 
 
-def test_sound_data_pass(data, capsys):
-    assert check(data) == 0
-    shown = capsys.readouterr().out
-    assert "median 5 characters, 95 % up to 6, longest 6; 1 longer than 5" in shown
-    assert "languages  1 distinct, 0 of them once: en 3" in shown
-    assert "codes      2 distinct, 1 of them once: 83110 2, 79100 1" in shown
-    assert "duplicates train 1" in shown  # smith
-    assert "every row can be used" in shown
-    assert max(len(line) for line in shown.splitlines() if "train.csv" not in line) <= 80
+def test_sound_data_pass_with_the_options_of_their_run(check):
+    shown = check("--config=mine.yaml")
+    for words in (
+        "median 5 characters, 95 % up to 6, longest 6; 1 longer than 5",
+        "languages 1 distinct, 0 of them once: en 3",
+        "codes 2 distinct, 1 of them once: 83110 2, 79100 1",
+        "duplicates train 1",  # smith
+        "every row can be used",
+    ):
+        assert words in shown
+    assert "0 longer than 9" in check("--config=mine.yaml", "--data.text.max_length=9")
 
 
-def test_every_bad_row_is_listed_with_its_line(data, tmp_path, capsys):
-    data["train_files"] = str(tmp_path / "bad.csv")
-    data["code_book"] = {"path": str(tmp_path / "book.csv")}
-    assert check(data) == 1
-    shown = " ".join(capsys.readouterr().out.split())
+def test_every_bad_row_is_listed_with_its_line(check):
+    Path("bad.csv").write_text(HEADER + SOUND + BAD)
+    Path("book.csv").write_text("code,description\n83110,Smith\n79100,Tailor\n61110,Farmer")
+    options = ("--data.train_files=bad.csv", "--data.code_book.path=book.csv")
+    shown = check("--config=mine.yaml", *options, status=1)
     assert "5 bad rows" in shown
     for kind in ("lost zeros 1", "text 1", "language 1", "code 1", "columns 1"):
         assert kind in shown
     for line in (5, 6, 7, 8, 9):
-        assert f"bad.csv:{line}:" in shown.replace(" ", "")
+        assert f"bad.csv:{line}:" in shown
     assert "1 of its codes occur in no row" in shown
 
 
-def test_one_text_with_different_codes_is_a_warning(data, tmp_path, capsys):
-    (tmp_path / "train.csv").write_text(HEADER + SOUND + "smith,en,83120\n")
-    assert check(data) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "1 texts have different codes" in shown
-    assert 'such as "smith"' in shown
+def test_one_text_with_different_codes_is_a_warning(check):
+    Path("train.csv").write_text(HEADER + SOUND + "smith,en,83120\n")
+    assert '1 texts have different codes, such as "smith"' in check("--config=mine.yaml")
 
 
-def test_overlap_and_tables_to_code_are_counted(data, tmp_path, capsys):
-    test = tmp_path / "test.csv"
-    test.write_text(HEADER + SOUND)
-    to_code = tmp_path / "mine.csv"
-    to_code.write_text("text,language\nsmith,en\n,en\n")
-    assert check({**data, "test_files": str(test), "predict_files": str(to_code)}) == 0
-    shown = capsys.readouterr().out
+def test_overlap_and_tables_to_code_are_counted(check):
+    Path("test.csv").write_text(HEADER + SOUND)
+    Path("mine.csv").write_text("text,language\nsmith,en\n,en\n")
+    options = ("--data.test_files=test.csv", "--data.predict_files=mine.csv")
+    shown = check("--config=mine.yaml", *options)
     assert "2 different test rows are also in train" in shown
     assert "1 different predict rows are also in test" in shown
-    assert '1 row has no text in the column "text": such a row' in " ".join(shown.split())
+    assert '1 row has no text in the column "text": such a row' in shown
 
 
-def test_the_command_takes_a_runs_config_and_options(data, tmp_path, capsys):
-    config = {
-        "seed_everything": 1,
-        "model": {"class_path": ANY_MODEL.partition("=")[2]},
-        "data": data,
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config, "trainer": {"max_epochs": 2}}))
-    argv = ["--config", str(tmp_path / "run.yaml")]
-    assert run_command("check", argv) == 0
-    assert run_command("check", [*argv, f"--data.train_files={tmp_path / 'bad.csv'}"]) == 1
-    assert run_command("check", [*argv, "--data.text.max_length=9"]) == 0
-    assert "longest 6; 0 longer than 9" in capsys.readouterr().out
+def test_data_without_an_audit_are_refused(check):
+    boring = "--data=lightning.pytorch.demos.boring_classes.BoringDataModule"
+    assert "BoringDataModule has none; give a config of" in check(ANY_MODEL, boring, status=1)
 
 
-def test_data_without_an_audit_or_without_a_class_are_refused():
-    with pytest.raises(ValueError, match="BoringDataModule has none; give a config of one of U"):
-        check({"class_path": "lightning.pytorch.demos.boring_classes.BoringDataModule"})
-
-
-def test_text_and_instructions_are_audited_by_the_same_command(tmp_path, capsys):
-    text, rows = tmp_path / "mine.txt", tmp_path / "mine.jsonl"
-    text.write_text("A hen sat on a mat. " * 20)
-    rows.write_text('{"prompt": "Hen?", "completion": " Yes."}\n{"prompt": "x"}\n')
-    options = ["--data.tokenizer.kind=bpe", "--data.tokenizer.vocab_size=262"]
-    argv = [ANY_MODEL, "--data.class_path=datamodules.TextDataModule", *options]
-    argv.append(f"--data.train_files={text}")
-    assert run_command("check", [*argv, "--data.split.by=tail"]) == 0
-    shown = capsys.readouterr().out
+def test_text_and_instructions_are_audited_by_the_same_command(check):
+    data = (ANY_MODEL, "--data.class_path=datamodules.TextDataModule", "--data.split.by=tail")
+    tokens = ("--data.tokenizer.kind=bpe", "--data.tokenizer.vocab_size=262")
+    shown = check(*data, *tokens, "--data.train_files=mine.txt")
     assert "262 tokens" in shown  # both options of the group take effect
     assert "validation" in shown
-    argv = [ANY_MODEL, "--data.class_path=datamodules.InstructionDataModule"]
-    argv.append(f"--data.train_files={rows}")
-    assert run_command("check", argv) == 1
-    shown = capsys.readouterr().out
+    Path("mine.jsonl").write_text('{"prompt": "Hen?", "completion": " Yes."}\n{"prompt": "x"}\n')
+    data = (ANY_MODEL, "--data.class_path=datamodules.InstructionDataModule")
+    shown = check(*data, "--data.train_files=mine.jsonl", status=1)
     assert "1 bad rows (keys 1)" in shown
-    assert f"{rows}:2:" in shown  # whole, however long it is
-    assert max(len(line) for line in shown.splitlines() if str(rows) not in line) <= 80
+    assert "mine.jsonl:2:" in shown
 
 
-def test_a_pretrained_model_brings_the_tokenizer_that_counts(tmp_path, capsys):
-    from datamodules.tokenizers.text import bpe_tokenizer
-
-    folder = tmp_path / "model"
-    saved_tokenizer(bpe_tokenizer(["A hen sat on a mat. "], 261), folder)
-    (tmp_path / "mine.txt").write_text("A hen sat on a mat. " * 20)
-    argv = ["--config", "causal_lm/finetune.yaml", f"--data.train_files={tmp_path / 'mine.txt'}"]
-    argv += ["--data.split.by=tail", f"--model.pretrained={folder}"]
-    assert run_command("check", argv) == 0
-    assert "261 tokens" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="trained with its own; leave data.tokenizer out"):
-        run_command("check", [*argv, "--data.tokenizer.kind=bytes"])
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "Hen?", "completion": " Mat."}\n' * 40)
-    argv = ["--config", "causal_lm/instruct.yaml", f"--model.pretrained={folder}"]
-    argv.append(f"--data.train_files={tmp_path / 'mine.jsonl'}")
+def test_a_pretrained_model_brings_the_tokenizer_that_counts(check):
+    saved_tokenizer(bpe_tokenizer([TEXT], 261), Path("model"))
+    data = ("--data.train_files=mine.txt", "--data.split.by=tail", "--model.pretrained=model")
+    tuned = ("--config=causal_lm/finetune.yaml", *data)
+    assert "261 tokens" in check(*tuned)
+    refused = check(*tuned, "--data.tokenizer.kind=bytes", status=1)
+    assert "trained with its own; leave data.tokenizer out" in refused
+    Path("mine.jsonl").write_text('{"prompt": "Hen?", "completion": " Mat."}\n' * 40)
+    chats = ("--config=causal_lm/instruct.yaml", "--model.pretrained=model")
+    chats += ("--data.train_files=mine.jsonl", "--data.tokenizer.chat_template=plain")
     # A chat template after it joins the model's tokenizer; the config's one is dropped.
-    alone = ["--data.tokenizer=null", "--data.tokenizer.chat_template=plain"]
-    assert run_command("check", [*argv, *alone]) == 0
-    assert "261 tokens" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="data.tokenizer is kind bpe.*trained with its own"):
-        run_command("check", [*argv, alone[1]])
+    assert "data.tokenizer is kind bpe" in check(*chats, status=1)
+    assert "261 tokens" in check(*chats[:-1], "--data.tokenizer=null", chats[-1])
