@@ -9,7 +9,6 @@ import shlex
 import signal
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from datamodules.core.store import digest_of, write_whole
 from lit_models import config_files
 from lit_models.commands.report import shown
 from lit_models.engines import complete_rendezvous, in_launched_world
-from lit_models.errors import USAGE, UsageError, explained, say, say_first, screen, usage_errors
+from lit_models.errors import Refusal, UsageError, explained, say, say_first, screen, usage_errors
 from lit_models.training import bitwise, checkpoints, default_callbacks, rules
 from lit_models.training import run as runs
 from lit_models.training.bitwise import BitwiseSum
@@ -92,10 +91,7 @@ class UnisonoParser(LightningArgumentParser):
     """Parser whose errors fit on one screen and suggest the nearest option."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if os.environ.get("UNISONO_TRACEBACK") == "1" and ex is not None:
-            traceback.print_exception(ex)
-        say(screen(explained(message, getattr(ex, "subcommand_parser", None) or self)))
-        raise SystemExit(USAGE)
+        raise Refusal(explained(message, getattr(ex, "subcommand_parser", None) or self)) from ex
 
 
 class GPUOfTask(CUDAAccelerator):
@@ -211,9 +207,10 @@ class UnisonoCLI(LightningCLI):
     def parse_verb(self) -> None:
         """Parses with the verb's parser alone; the top-level parser would validate all again."""
         verb, *words = self.argv
-        if any(name == "print_config" for name, _ in config_files.options(words)):
-            self.parser.parse_args(self.argv)  # prints and exits
-        config = self.verb_parser.parse_args(words)
+        with usage_errors():
+            if any(name == "print_config" for name, _ in config_files.options(words)):
+                self.parser.parse_args(self.argv)  # prints and exits
+            config = self.verb_parser.parse_args(words)
         for name, value in config_files.options(words):  # a dataclass field parses null as "None"
             *path, last = name.split(".")
             node: Any = config if value in ("null", "~") else None
@@ -459,8 +456,8 @@ class ParsedCLI(UnisonoCLI):
     start from may be missing, because an earlier stage writes them.
 
     Raises:
-        UsageError: a config cannot be read, or the weights to start from are missing.
-        SystemExit: the parser refuses an option; it has printed the reason.
+        UsageError: a config cannot be read, the parser refuses an option, or the weights to start
+            from are missing.
     """
 
     def __init__(self, argv: list[str], is_stage: bool = False) -> None:
@@ -499,17 +496,20 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
         rules.check_batch(config, processes)
 
 
-def built(config: dict[str, Any], key: Literal["model", "data"]) -> Any:
-    """Returns the module or the datamodule that a config describes; set its seed first.
+def built(config: dict[str, Any], key: Literal["model", "data"], of_run: Path | None = None) -> Any:
+    """Returns the module or the datamodule that a config describes; set its seed first. `of_run` is
+    the file of a run that the config is from.
 
     Raises:
-        SystemExit: a value is no longer valid; the parser has named it.
+        UsageError: a value is not valid, or no longer.
     """
     config_files.read_in_parsers()
     parser = UnisonoParser()
     base = {"model": LightningModule, "data": LightningDataModule}[key]
     parser.add_lightning_class_args(base, key, subclass_mode=True)
-    return parser.instantiate_classes(parser.parse_object({key: config[key]}))[key]
+    with usage_errors(of_run):
+        parsed = parser.parse_object({key: config[key]})
+    return parser.instantiate_classes(parsed)[key]
 
 
 def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], int | None]:

@@ -211,13 +211,12 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple
             yield key, old, new
 
 
-def line_of(path: Path, key: str) -> int | None:
-    """Returns the first line, from 1, of a YAML file with the last part of a dotted key."""
-    last = key.rsplit(".", 1)[-1]
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if line.strip().removeprefix("- ").startswith((f"{last}:", f"{last}+:")):
-            return number
-    return None
+def line_of(path: Path, key: str, value: str = "") -> int | None:
+    """Returns the first line, from 1, of a YAML file with the last part of a dotted key, and with a
+    value that begins so."""
+    entry = re.compile(rf"[- ]*{re.escape(key.rpartition('.')[2])}\+?: *{re.escape(value)}")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if entry.match(line)), None)
 
 
 def one_word_each(argv: list[str]) -> list[str]:

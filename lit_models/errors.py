@@ -30,6 +30,7 @@ OWN_PACKAGES = (HERE, HERE.with_name("datamodules"))
 RUN_NAMES = ("name", "run_name", "run-name", "output_dir", "output-dir")  # of other programs
 OTHERS = "Flags of other programs, one by one: lit_models/migration.md."
 BARE = "give the config of a run with --config, or name a class, --model=CLASS."
+OF_EARLIER = "\nIf an earlier version wrote that file, delete the option there, or correct it."
 CLASS_HOMES = (
     *("lit_models", "datamodules", "lit_models.training.strategies"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers", "torch.optim"),
@@ -54,15 +55,21 @@ class UsageError(ValueError):
     """A command line that cannot be run: exit status 2."""
 
 
+class Refusal(BaseException):
+    """What a parser refuses. It is no Exception: jsonargparse would catch one and try other types."""
+
+
 @contextmanager
-def usage_errors() -> Iterator[None]:
-    """Turns wrong values and missing files into usage errors, for which a run writes no files."""
+def usage_errors(of_run: Path | None = None) -> Iterator[None]:
+    """Turns wrong values and missing files into usage errors, for which a run writes no files.
+    `of_run` is the config of an earlier run that holds the values."""
     try:
         yield
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, Refusal) as error:
         text = str(error)
         if isinstance(error, OSError) and error.strerror:  # a folder that cannot be made
             text = f"{error.filename}: {error.strerror}; choose another path."
+        text = f"{of_run}: {text}{OF_EARLIER}" if of_run else text
         raise UsageError(text) from error
 
 
@@ -194,16 +201,30 @@ def explained(message: str, parser: Any) -> str:
         return unknown_option(name, _keys_of(parser), f"--{_as_typed(name)}".removesuffix(name))
     refused = r"(?:^Option|(?:Group '(\w+)' does not )?accept (?:nested )?option) '([^']+)'"
     if match := re.search(refused, message):
-        name, paths = ".".join(filter(None, match.groups())), config_paths(sys.argv[1:])
-        places = [f"{path}:{line}: " for path in paths if (line := line_of(path, name))]
-        text = "".join(places[-1:]) + unknown_option(name, _keys_of(parser))
+        name = ".".join(filter(None, match.groups()))
+        text = _placed(name, unknown_option(name, _keys_of(parser)))
         is_bare = "config" not in dict(options(sys.argv[1:]))
         return text + f"\nModels and data bring options of their own: {BARE}" * is_bare
     if match := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
-        return _bad_value(_as_typed(match[1]), match[2].strip())
+        key, detail = _as_typed(match[1]), match[2].strip()
+        value = "".join(re.findall(r"(?:Given value|Got value): (.+)", detail)[:1]).strip()
+        text = _bad_value(key, value, detail)
+        return _placed(key, text, value) if value else text
     if "arguments are required" in message:
         return f"{message}; {BARE}"
     return message
+
+
+def _placed(key: str, text: str, value: str = "") -> str:
+    """Returns a message with file and line of the option, unless it was typed, and with the way out
+    if a run wrote that file."""
+    words = sys.argv[1:]
+    if key not in dict(options(words)):
+        for path in reversed(config_paths(words)):
+            if line := line_of(path, key, value):
+                is_of_run = (path.parent / "ledger.jsonl").exists()
+                return f"{path}:{line}: {text}" + OF_EARLIER * is_of_run
+    return text
 
 
 def _as_typed(name: str) -> str:
@@ -232,10 +253,9 @@ def unknown_option(name: str, valid: list[str], prefix: str = "") -> str:
     return text if near else f"{text}\n{OTHERS}"
 
 
-def _bad_value(key: str, detail: str) -> str:
+def _bad_value(key: str, value: str, detail: str) -> str:
     """Returns the message for a value of the wrong type, a class that cannot be imported (with the
     nearest that can), or a value that is none of the choices."""
-    value = "".join(re.findall(r"(?:Given value|Got value): (.+)", detail)[:1]).strip()
     if value == "None" and "NoneType" in detail:  # jsonargparse passes null on as this text
         return f"{key}: null is read here only from YAML; write it into a file for --config."
     class_names = re.findall("(?:class_path'?[ =:]+|val=)'([^']+)'", f"{detail} {value}")
@@ -267,5 +287,5 @@ def _bad_value(key: str, detail: str) -> str:
         near = did_you_mean(near_names(value, words))
         return f"{key} must be one of {', '.join([*words, *kinds])}, got {value}.{near}"
     if re.search(r"[\[, ]\*", f" {value}"):
-        detail += "\nIn YAML a word that begins with * is quoted, as in '[\"*_proj\"]'."
+        detail = f"{value}: in YAML a word that begins with * is quoted, as in '[\"*_proj\"]'."
     return f"{key} must be {' or '.join(kinds)}, got {value}." if kinds else f"{key}: {detail}"

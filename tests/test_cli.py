@@ -107,6 +107,7 @@ def _found(pattern: str, output: str) -> bool:
         ("model: late.X\n", "model: late.X cannot be imported.*late.py.* line 2.*'y' is not def"),
         ("model: {class_path: cut.X}\n", "model: cut.X cannot .*cut.py.*, line 1 .* never closed"),
         ("model: sub.yaml\n", "file sub.yaml: .*the key `a` stands twice, first in line 1"),
+        ("exactness: bitwize\n", "bad.yaml:1: exactness must be one of gradient, bitwise, got"),
     ],
 )
 def test_a_mistake_in_a_config_names_file_and_line(done, toy_config, monkeypatch, text, message):
@@ -118,6 +119,18 @@ def test_a_mistake_in_a_config_names_file_and_line(done, toy_config, monkeypatch
     Path("sub.yaml").write_text("{a: 1, a: 2}")
     output = done("fit", "--config", "toy.yaml", "--config", "bad.yaml", status=2)
     assert len(output.splitlines()) <= 24
+    assert _found(message, output), output
+
+
+def test_what_a_run_of_an_earlier_version_names_is_told_with_its_line(done, toy_config):
+    path = Path("runs/old/config.yaml")
+    path.parent.mkdir(parents=True)
+    path.with_name("ledger.jsonl").touch()
+    callback = "lit_models.training.LastCheckpoint\n    init_args:\n      prints_last: 3"
+    path.write_text(f"{toy_config.read_text()}  callbacks:\n  - class_path: {callback}\n")
+    output = done("fit", f"--config={path}", status=2)
+    line = len(path.read_text().splitlines())
+    message = f"{path}:{line}: there is no option `prints_last`.*version wrote that file, delete"
     assert _found(message, output), output
 
 

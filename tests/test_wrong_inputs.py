@@ -61,7 +61,7 @@ WRONG_OPTIONS: dict[str, tuple[list[str], str]] = {
     ),
     "a pattern without quotes": (
         ["fit", "--config=causal_lm/lora.yaml", "--model.lora.targets=[*_proj]"],
-        r"model.lora.targets: .* In YAML a word that begins with \* is quoted, as in",
+        r"error: model.lora.targets: \[\*_proj\]: in YAML a word that begins with \* is quoted",
     ),
     "the table itself as the coded one": (
         [*CODE_MINE, "--data.predict_output=mine.csv"],

@@ -117,7 +117,7 @@ def replay(
         seed_everything(int(seed), workers=True, verbose=False)
     for key in ("model", "data"):
         StoredClasses(trust_checkpoint).check_spec(path, key, config[key])
-    module, data = built(config, "model"), built(config, "data")
+    module, data = built(config, "model", path), built(config, "data", path)
     assert isinstance(module, ExactModule), "it wrote the ledger"
     assert isinstance(data, PlannedDataModule)
     advance = advance and target.num_older > 0
