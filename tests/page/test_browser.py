@@ -16,7 +16,8 @@ import pytest
 
 from lit_models.commands.report import report
 from tests.commands.run_folders import run_folder
-from tests.distributed.launch import ROOT, finished, free_port, started
+from tests.distributed.launch import ROOT, free_port
+from tests.page.conftest import fit
 
 pytestmark = pytest.mark.slow
 CONFIGS = ("occupation_coder/debug", "causal_lm/debug", "consistency_lens/debug")
@@ -80,10 +81,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     environment = {**outside, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "lit_models"]
     for config in CONFIGS:
-        where = f"--trainer.default_root_dir={folder / 'runs' / config.replace('/', '-')}"
-        fit = ("fit", f"--config={config}.yaml", "--test_after_fit=true", where)
-        statuses, printed = finished(started("-m", "lit_models", *fit))
-        assert statuses == [0], printed
+        run = f"runs/{config.replace('/', '-')}"
+        fit(folder, f"{config}.yaml", run, "--test_after_fit=true")
     port = free_port()
     show = [*command, "show", "runs", f"--port={port}"]
     began = time.monotonic()
