@@ -410,11 +410,8 @@ def differences(
         config = {n: v for n, v in run.config.items() if n != "seed_everything"}
         trainer = run.config.get("trainer") or {}  # the page names the folders
         config["trainer"] = {n: v for n, v in trainer.items() if n != "default_root_dir"}
-        places = {
-            place.rpartition(":")[2] if "cuda" not in place else "cuda"
-            for place in top.get("host_rank_device", [])
-        }
-        devices: dict[str, Any] = {"kind": ", ".join(sorted(places))}
+        kinds = sorted({place.split(":")[2] for place in top.get("host_rank_device", [])})
+        devices: dict[str, Any] = {"kind": ", ".join(kinds)}
         devices |= {n: top.get(n) for n in ("world_size", "num_nodes", "strategy", "precision")}
         devices |= {n: batch.get(n) for n in ("micro_batch_size", "accumulate_grad_batches")}
         data = {n: request.pop(n, None) for n in ("fingerprint", "num_samples")}

@@ -174,7 +174,7 @@ def row_of(name: str, folder: Path, *times: int) -> dict[str, Any]:
         run = report.read_run(folder, time.time())
     except (OSError, ValueError, KeyError) as error:
         return row | {"state": f"cannot be read: {error}"}
-    places = {place.rpartition(":")[2] for place in run.topology.get("host_rank_device", [])}
+    kinds = {place.split(":")[2] for place in run.topology.get("host_rank_device", [])}
     model, best = (run.config.get("model") or {}).get("class_path", "–"), report.best_of(run)
     samples = sum(line["samples"] for line in run.steps)
     return row | {
@@ -183,7 +183,7 @@ def row_of(name: str, folder: Path, *times: int) -> dict[str, Any]:
         "best": f"{run.monitor[0]} {report.shown(best[1])}" if best else "–",
         "steps": len(run.lineage),
         "samples/s": round(samples / run.seconds, 1) if run.seconds else "–",
-        "devices": f"{run.topology.get('world_size', '–')} {', '.join(sorted(places))}",
+        "devices": f"{run.topology.get('world_size', '–')} {', '.join(sorted(kinds))}",
     }
 
 

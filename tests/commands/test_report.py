@@ -80,7 +80,8 @@ def test_the_first_screen_has_the_result_the_baseline_and_the_table_of_the_test(
 
 def test_what_a_config_a_metric_or_a_name_holds_is_never_markup(tmp_path):
     evil = "</script><script>alert(1)</script>'\""
-    top = {"warnings": [evil], "command": evil, "strategy": evil, "host_rank_device": [evil]}
+    top = {"warnings": [evil], "command": evil, "strategy": evil}
+    top["host_rank_device"] = [f"here:0:{evil}"]
     folders = [
         run_folder(
             tmp_path / name,

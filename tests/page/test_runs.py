@@ -31,7 +31,8 @@ ASKED = [
 def runs_of(folder: Path) -> Path:
     """Makes two runs, one with markup as its name and another rate."""
     run_folder(folder / "a")
-    run_folder(folder / HOSTILE, config=CONFIG.replace("0.003", "0.01"))
+    gpus = {"host_rank_device": ["here:0:cuda:0", "here:1:cuda:1"]}
+    run_folder(folder / HOSTILE, config=CONFIG.replace("0.003", "0.01"), topology=gpus)
     return folder
 
 
@@ -45,6 +46,7 @@ def test_the_table_of_runs_says_how_each_stands(tmp_path, visited):
         assert rows["a"]["family"] == "OccupationCoder"
         assert rows["a"]["best"] == "val/f1 0.5"
         assert rows["a"]["steps"] == 6
+        assert (rows["a"]["devices"], rows[HOSTILE]["devices"]) == ("2 cpu", "2 cuda")
         assert "Finished after 6 steps" in rows["a"]["state"]
 
     visited(runs_of(tmp_path), visit)
