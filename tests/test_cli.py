@@ -348,15 +348,6 @@ def test_what_spawned_processes_log_is_followed_by_the_test(toy_config):
     assert found == [*(f"train/loss{step}" for step in range(1, 8)), "val/loss6", "test/loss7"]
 
 
-def test_auto_passes_a_damaged_checkpoint_over_and_says_so(done, toy_config):
-    done("fit", "--config=toy.yaml", "--trainer.max_epochs=2")
-    last = Path("runs/toy/checkpoints/last.ckpt")
-    last.write_bytes(last.read_bytes()[:1000])
-    with pytest.warns(UserWarning, match="last.ckpt is damaged .*; the newest sound one is used"):
-        output = done("fit", "--config=toy.yaml", "--ckpt_path=auto", "--trainer.max_epochs=3")
-    assert _found("resumes from runs/toy/checkpoints/(best|previous).ckpt", output), output
-
-
 def test_a_callback_of_the_config_replaces_the_default_of_its_kind(done, toy_config):
     done(
         "fit",
