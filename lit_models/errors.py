@@ -203,7 +203,8 @@ def explained(message: str, parser: Any) -> str:
     if match := re.search(refused, message):
         name = ".".join(filter(None, match.groups()))
         text = _placed(name, unknown_option(name, _keys_of(parser)))
-        is_bare = "config" not in dict(options(sys.argv[1:]))
+        typed = dict(options(sys.argv[1:]))
+        is_bare = "config" not in typed and _as_typed(name) in typed
         return text + f"\nModels and data bring options of their own: {BARE}" * is_bare
     if match := re.search(r'Parser key "([^"]+)":(.+)', message, flags=re.DOTALL):
         key, detail = _as_typed(match[1]), match[2].strip()
