@@ -1,6 +1,7 @@
 """LightningCLI behind `unisono fit|validate|test|predict`, independent of the model families."""
 
 import functools
+import json
 import logging
 import multiprocessing
 import os
@@ -33,7 +34,7 @@ from datamodules.core.store import digest_of, write_whole
 from lit_models import config_files
 from lit_models.commands.report import shown
 from lit_models.engines import complete_rendezvous, in_launched_world
-from lit_models.errors import Refusal, UsageError, explained, say, say_first, screen, usage_errors
+from lit_models.errors import Refusal, UsageError, say, say_first, screen, usage_errors
 from lit_models.training import bitwise, checkpoints, default_callbacks, rules
 from lit_models.training import run as runs
 from lit_models.training.bitwise import BitwiseSum
@@ -42,7 +43,7 @@ from lit_models.training.exact import ExactModule, follows_plan, missing_kinds
 from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses, known_arguments
-from lit_models.training.ledger import Ledger, ledger_of, stop_reason
+from lit_models.training.ledger import Ledger, damaged_file, ledger_of, stop_reason
 from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
 from lit_models.training.rules import is_first_process
@@ -91,7 +92,7 @@ class UnisonoParser(LightningArgumentParser):
     """Parser whose errors fit on one screen and suggest the nearest option."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise Refusal(explained(message, getattr(ex, "subcommand_parser", None) or self)) from ex
+        raise Refusal(message, getattr(ex, "subcommand_parser", None) or self) from ex
 
 
 class GPUOfTask(CUDAAccelerator):
@@ -344,7 +345,7 @@ class UnisonoCLI(LightningCLI):
         """Returns the precision of a `fit` without trainer.precision: that of the resumed run, else
         on GPUs bf16-mixed (32-true if bitwise or without bf16), else `None`: Lightning's."""
         path, verdict = self.choice.ckpt_path, self.verdict
-        facts = runs.topology_of(Path(path).parent.parent if path else Path(self.choice.folder))
+        facts = topology_of(Path(self.choice.folder) if path is None else Path(path).parent.parent)
         if facts or verdict.accelerator not in ("gpu", "cuda"):
             return facts.get("precision")
         is_rank = rules.START_METHODS.get(strategy or "", "popen") == "popen"  # CUDA may start here
@@ -496,9 +497,8 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
         rules.check_batch(config, processes)
 
 
-def built(config: dict[str, Any], key: Literal["model", "data"], of_run: Path | None = None) -> Any:
-    """Returns the module or the datamodule that a config describes; set its seed first. `of_run` is
-    the file of a run that the config is from.
+def built(config: dict[str, Any], key: Literal["model", "data"]) -> Any:
+    """Returns the module or the datamodule that a config describes; set its seed first.
 
     Raises:
         UsageError: a value is not valid, or no longer.
@@ -507,7 +507,7 @@ def built(config: dict[str, Any], key: Literal["model", "data"], of_run: Path | 
     parser = UnisonoParser()
     base = {"model": LightningModule, "data": LightningDataModule}[key]
     parser.add_lightning_class_args(base, key, subclass_mode=True)
-    with usage_errors(of_run):
+    with usage_errors():
         parsed = parser.parse_object({key: config[key]})
     return parser.instantiate_classes(parsed)[key]
 
@@ -534,6 +534,15 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
         say_first(f"{path} is of another version; {', '.join(gone)} has no effect any more")
     init_args = {name: value for name, value in known.items() if name not in START_ONLY}
     return {"class_path": class_path, "init_args": init_args}, step
+
+
+def topology_of(folder: Path) -> dict[str, Any]:
+    """Returns topology.json of a run folder, {} before a run has begun; ValueError if damaged."""
+    path = folder / "topology.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (TypeError, ValueError) as error:
+        raise damaged_file(path, error) from error
 
 
 def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:

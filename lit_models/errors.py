@@ -56,20 +56,21 @@ class UsageError(ValueError):
 
 
 class Refusal(BaseException):
-    """What a parser refuses. It is no Exception: jsonargparse would catch one and try other types."""
+    """Message of a parser, and the parser. An Exception would make jsonargparse try other types."""
+
+    def __str__(self) -> str:
+        return explained(*self.args)  # here, not in the folder of a config, where a parser works
 
 
 @contextmanager
-def usage_errors(of_run: Path | None = None) -> Iterator[None]:
-    """Turns wrong values and missing files into usage errors, for which a run writes no files.
-    `of_run` is the config of an earlier run that holds the values."""
+def usage_errors() -> Iterator[None]:
+    """Turns wrong values and missing files into usage errors, for which a run writes no files."""
     try:
         yield
     except (ValueError, FileNotFoundError, Refusal) as error:
         text = str(error)
         if isinstance(error, OSError) and error.strerror:  # a folder that cannot be made
             text = f"{error.filename}: {error.strerror}; choose another path."
-        text = f"{of_run}: {text}{OF_EARLIER}" if of_run else text
         raise UsageError(text) from error
 
 
@@ -221,7 +222,8 @@ def _placed(key: str, text: str, value: str = "") -> str:
     if a run wrote that file."""
     words = sys.argv[1:]
     if key not in dict(options(words)):
-        for path in reversed(config_paths(words)):
+        of_runs = [path for word in words for path in Path(word).glob("config*.yaml")]
+        for path in reversed([*of_runs, *config_paths(words)]):
             if line := line_of(path, key, value):
                 is_of_run = (path.parent / "ledger.jsonl").exists()
                 return f"{path}:{line}: {text}" + OF_EARLIER * is_of_run

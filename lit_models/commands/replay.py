@@ -25,7 +25,7 @@ from torch import Tensor
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule, collated
 from datamodules.core.store import write_whole
-from lit_models.cli import QUIET, built, silence_noise
+from lit_models.cli import QUIET, built, silence_noise, topology_of
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
 from lit_models.errors import COLUMNS, labelled
@@ -33,7 +33,6 @@ from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses
-from lit_models.training.run import topology_of
 
 LABEL = 11  # width in columns
 NUM_SHOWN = 8  # sample ids in a line
@@ -117,7 +116,7 @@ def replay(
         seed_everything(int(seed), workers=True, verbose=False)
     for key in ("model", "data"):
         StoredClasses(trust_checkpoint).check_spec(path, key, config[key])
-    module, data = built(config, "model", path), built(config, "data", path)
+    module, data = built(config, "model"), built(config, "data")
     assert isinstance(module, ExactModule), "it wrote the ledger"
     assert isinstance(data, PlannedDataModule)
     advance = advance and target.num_older > 0
@@ -125,15 +124,9 @@ def replay(
     _say("config", path.name)
     _show(target, result, advance)
     if json is not None:
-        content = {
-            "run": str(run),
-            "ledger": target.line,
-            "config": str(path),
-            "checkpoint": None if target.checkpoint is None else str(target.checkpoint),
-            "checkpoint_step": target.checkpoint_step,
-            **asdict(result),
-        }
-        write_whole(json, dumps(content, indent=1) + "\n")
+        facts = {"run": run, "config": path, "ledger": target.line}
+        facts |= {name: getattr(target, name) for name in ("checkpoint", "checkpoint_step")}
+        write_whole(json, dumps({**facts, **asdict(result)}, indent=1, default=str) + "\n")
     return 1 if result.faults else 0
 
 
@@ -154,8 +147,7 @@ def find_step(run: Path, step: int) -> LedgerStep:
     start = [row for row in before if "resumed_from_step" in row][-1]
     # Checkpoints of steps that a kill discarded are of another lineage.
     hashes = {row.get("hash") for row in before}
-    checkpoint: Path | None = None
-    checkpoint_step = 0
+    usable: list[tuple[int, Path | None]] = [(0, None)]  # steps in its weights, checkpoint
     for path in sorted((run / "checkpoints").glob("[!.]*.ckpt")):
         try:
             content = read_checkpoint(path, mmap=True, every_byte=False)
@@ -164,9 +156,9 @@ def find_step(run: Path, step: int) -> LedgerStep:
             continue
         done = int(content.get("global_step", 0))
         is_before = done < step and content.get("ledger", {}).get("hash") in hashes
-        is_nearer = checkpoint is None or done > checkpoint_step
-        if "optimizer_states" in content and is_before and is_nearer:
-            checkpoint, checkpoint_step = path, done
+        if "optimizer_states" in content and is_before:
+            usable.append((done, path))
+    checkpoint_step, checkpoint = max(usable, key=lambda pair: pair[0])
     return LedgerStep(run, line, start, lineage.left_out.get(step, ""), checkpoint, checkpoint_step)
 
 

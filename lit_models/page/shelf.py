@@ -121,10 +121,10 @@ class Shelf:
 
         if model.run is None:
             raise ValueError(f"{model.name} came without its data; show the folder of its run.")
-        config = read_config(path := newest_config(model.run))
+        config = read_config(newest_config(model.run))
         UNTRUSTED.check_spec(model.run, "data", config["data"])
         self._check(model, config["data"])
-        return import_module("lit_models.cli").built(config, "data", path)
+        return import_module("lit_models.cli").built(config, "data")
 
 
 class Finder:

@@ -130,9 +130,9 @@ def siblings(root: Path) -> list[Path]:
     for path in root.parent.glob("*-*/"):
         name, _, number = path.name.rpartition("-")
         if name == root.name and number.isdecimal() and int(number) > 1:
-            words = shlex.split(topology_of(path).get("command", ""))
-            config = dict(reversed([*options(words)])).get("config") or ""  # the first names a run
-            stated = Path(given_option(words, ROOT) or re.sub(r"\.ya?ml$", "", config))
+            argv = shlex.split(json.loads(_text(path / "topology.json") or "{}").get("command", ""))
+            config = dict(reversed([*options(argv)])).get("config") or ""  # the first names a run
+            stated = Path(given_option(argv, ROOT) or re.sub(r"\.ya?ml$", "", config))
             if path.name not in (stated.name, f"{stated.parent.name}-{stated.name}"):
                 numbered.append((int(number), path))
     return [path for _, path in sorted(numbered)]
@@ -214,15 +214,6 @@ def release(folder: Path) -> None:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def topology_of(folder: Path) -> dict[str, Any]:
-    """Return topology.json of a run folder, {} before a run has begun; ValueError if damaged."""
-    path = folder / "topology.json"
-    try:
-        return dict(json.loads(_text(path) or "{}"))
-    except (TypeError, ValueError) as error:
-        raise damaged_file(path, error) from error
 
 
 class RunFolder(Callback):

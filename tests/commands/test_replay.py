@@ -199,6 +199,13 @@ def test_a_step_that_used_other_samples_is_refused(run, done):
     assert f"used 8 samples with digest {'0' * 16}, but the plan has 8 with {digest}" in shown
 
 
+def test_an_option_of_an_earlier_version_is_named_with_its_line(run, done):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("nan_sample:", "prints_last:"))
+    shown = " ".join(done("replay", RUN, "--step=1", "--trust_checkpoint", status=2).split())
+    assert re.search(rf"{RUN}/config.yaml:\d+: there is no option `prints_last`.*delete", shown)
+
+
 @pytest.mark.parametrize(
     ("harm", "step", "message"),
     [

@@ -120,5 +120,5 @@ def test_the_run_of_a_stranger_names_nothing_outside(own_folder, monkeypatch, na
 def test_the_run_of_an_earlier_version_is_refused_by_a_sentence(tmp_path):
     run = run_folder(tmp_path / "a", config=f"{CONFIG}{DATA}x.csv\n    gone: 1\n")
     model = Model("a", "LitOccupationCoder", run, run)
-    with pytest.raises(ValueError, match="(?s)config.yaml: .* no option `gone`.*earlier version"):
+    with pytest.raises(ValueError, match="there is no option `gone`"):
         asyncio.run(Shelf(tmp_path).data(model))
