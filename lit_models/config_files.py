@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,14 @@ def run_root(argv: list[str]) -> Path:
     family = paths[0].resolve().parent.name
     is_family = (Path(__file__).parent / family).is_dir()
     return Path("runs") / (f"{family}-{paths[0].stem}" if is_family else paths[0].stem)
+
+
+def stated_root(command: str) -> Path:
+    """Returns the run folder that a command names, else the path of its first config without its
+    suffix; unlike `run_root`, it reads no file."""
+    argv = shlex.split(command)
+    config = next((value for name, value in options(argv) if name == "config" and value), "")
+    return Path(given_option(argv, ROOT) or re.sub(r"\.ya?ml$", "", config))
 
 
 def given_words(argv: list[str]) -> set[str]:

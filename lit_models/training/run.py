@@ -36,7 +36,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import content_digest, digest_of, remove, write_whole
-from lit_models.config_files import ROOT, given_option, options
+from lit_models.config_files import stated_root
 from lit_models.training.checkpoints import SAVES
 from lit_models.training.ledger import FILE_NAME, agree, damaged_file, ledger_of, of_all_ranks
 from lit_models.training.progress import budgeted_steps
@@ -130,9 +130,8 @@ def siblings(root: Path) -> list[Path]:
     for path in root.parent.glob("*-*/"):
         name, _, number = path.name.rpartition("-")
         if name == root.name and number.isdecimal() and int(number) > 1:
-            argv = shlex.split(json.loads(_text(path / "topology.json") or "{}").get("command", ""))
-            config = dict(reversed([*options(argv)])).get("config") or ""  # the first names a run
-            stated = Path(given_option(argv, ROOT) or re.sub(r"\.ya?ml$", "", config))
+            command = json.loads(_text(path / "topology.json") or "{}").get("command", "")
+            stated = stated_root(command)
             if path.name not in (stated.name, f"{stated.parent.name}-{stated.name}"):
                 numbered.append((int(number), path))
     return [path for _, path in sorted(numbered)]
