@@ -321,7 +321,8 @@ class LitConsistencyLens(ExactModule):
             layer: of the subject; needed if the lens explains several.
 
         Raises:
-            ValueError: the lens does not explain this layer, or activations have another width.
+            ValueError: the lens does not explain this layer, or activations have another width or
+                are not finite.
         """
         index, are_texts = index_of(self.layers, layer), not isinstance(given, Tensor)
         given = texts_for(self, given) if are_texts else given
@@ -337,6 +338,8 @@ class LitConsistencyLens(ExactModule):
                     f"activations must be [n, {width[0]}], as the lens's subject has them, got "
                     f"{list(given.shape)}."
                 )
+            elif not given.isfinite().all():
+                raise ValueError("activations must be finite, and some are nan or infinite.")
             layers = self.lens.rows_of(index, len(given))
             words = self.lens.verbalizer.explain(given.to(self.lens.mean), layer=layers).token_ids
         return [self.tokenizer.decode(ids) for ids in words.tolist()]

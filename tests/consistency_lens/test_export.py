@@ -73,6 +73,8 @@ def test_an_export_gives_the_lens_of_the_checkpoint(trained):
     assert exported.explain([]) == []
     with pytest.raises(ValueError, match=r"activations must be \[n, \d+\], .* got \[1, 2\]"):
         exported.explain(torch.zeros(1, 2))
+    with pytest.raises(ValueError, match="activations must be finite"):
+        exported.explain(hidden[:, -1] / 0)
     same = zip(loaded.named_parameters(), exported.named_parameters(), strict=True)
     assert all(torch.equal(a, b) and name == other for (name, a), (other, b) in same)
 
