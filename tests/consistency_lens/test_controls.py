@@ -1,4 +1,4 @@
-"""Each control is what its name says, and changes only its own part."""
+"""Each control is what its name says, and changes only its own part; the subject's own words."""
 
 from itertools import pairwise
 
@@ -9,9 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamodules.activations.datamodule import partners
-from lit_models.consistency_lens.controls import CONTROLS, Case
+from lit_models.consistency_lens.controls import CONTROLS, Case, tuned_map, unembedded_words
 from lit_models.consistency_lens.lens import Explanation
-from tests.consistency_lens.tiny import D, batch_of, case_of, part_of, statistics
+from lit_models.consistency_lens.subject import outputs_of, read
+from tests.consistency_lens.tiny import (
+    D,
+    activations,
+    batch_of,
+    case_of,
+    documents,
+    lens_of,
+    part_of,
+    statistics,
+)
 
 
 @torch.no_grad()
@@ -24,10 +34,19 @@ def fve(case, rebuilt):
     return float(1 - found.error.sum() / found.spread.sum())
 
 
-def test_baselines_are_those_of_the_training_part():
-    case = case_of()
+@pytest.fixture(scope="module")
+def case():
+    return case_of()
+
+
+@pytest.fixture(scope="module")
+def found(case):
+    """Return the activations that each row rebuilds."""
+    return rows_of(case)
+
+
+def test_baselines_are_those_of_the_training_part(case, found):
     (known,) = statistics(case.lens.subject)
-    found = rows_of(case)
     ids, position = case.batch["input_ids"], case.position
     for row in range(len(ids)):
         place = np.flatnonzero(known.token_ids == int(ids[row, position[row]]))
@@ -43,9 +62,7 @@ def test_baselines_are_those_of_the_training_part():
     assert not found["zero"].any()
 
 
-def test_components_say_more_the_more_they_are():
-    case = case_of()
-    found = rows_of(case)
+def test_components_say_more_the_more_they_are(case, found):
     shares = [fve(case, found[f"components_{number}"]) for number in (1, 4, 16)]
     assert shares[0] < shares[1] < shares[2] == pytest.approx(1, abs=1e-5)  # all D of them
     assert D == 16
@@ -53,9 +70,7 @@ def test_components_say_more_the_more_they_are():
     assert (left @ case.baselines[0].components[:4].T).abs().max() < 1e-4
 
 
-def test_the_best_of_more_draws_is_never_worse():
-    case = case_of()
-    found = rows_of(case)
+def test_the_best_of_more_draws_is_never_worse(case, found):
     names = ("sampled", "best_of_2", "best_of_4", "best_of_8")
     errors = [case.error(found[name]) for name in names]
     for fewer, more in pairwise(errors):
@@ -106,8 +121,7 @@ def test_a_planted_leak_moves_its_row_and_no_other():
 
 
 @torch.no_grad()
-def test_salience_is_what_one_other_word_costs():
-    case = case_of()
+def test_salience_is_what_one_other_word_costs(case):
     own, other = case.greedy.embeddings, case.shuffled.embeddings
     for place in range(own.shape[1]):
         words = own.clone()
@@ -132,8 +146,8 @@ def test_partners_are_of_another_document_and_a_permutation_where_one_exists(doc
 
 
 @torch.no_grad()
-def test_the_teachers_text_is_read_by_the_reader_of_now_and_by_the_reference():
-    case = case_of(told=2)
+def test_the_teachers_text_is_read_by_the_reader_of_now_and_by_the_reference(found):
+    case, plain = case_of(told=2), found
     found, ids = rows_of(case), case.batch["input_ids"]
     for row, position in enumerate(case.position.tolist()):
         recent = [int(ids[row, position]), int(ids[row, position - 1])]
@@ -146,5 +160,78 @@ def test_the_teachers_text_is_read_by_the_reader_of_now_and_by_the_reference():
             name = name if name[0] == "t" else f"teacher_text{name}"
             torch.testing.assert_close(found[name][row], read, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found["teacher_text"], found["true_text"])
-    plain = rows_of(case_of())
     assert torch.equal(plain["teacher_text"], plain["true_text"])
+
+
+FINAL_NORM = {"own GPT-2": "norm", "GPT-2": "model.transformer.ln_f", "Llama": "model.model.norm"}
+
+
+def outputs(subject, ids):
+    """Return the outputs of the layer and of the last block at each token."""
+    both = (subject.layer_blocks[0], subject.network.blocks()[-1])
+    return tuple(outputs_of(both, lambda: read(subject.network, ids)))
+
+
+def batch_of_documents():
+    ids, lengths = documents((9, 12, 7, 11, 12, 12, 10, 12))
+    return {"input_ids": ids, "lengths": lengths}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", FINAL_NORM)
+def test_the_logit_lens_is_the_final_norm_and_the_head(kind):
+    lens, given = lens_of(kind), activations(5)
+    network = lens.subject.network
+    logits = network.head(network.get_submodule(FINAL_NORM[kind])(given))
+    logits[:, ~lens.verbalizer.is_word] = -torch.inf
+    assert torch.equal(unembedded_words(lens, given), logits.argsort(-1, descending=True)[:, :4])
+
+
+@torch.no_grad()
+def test_the_map_is_the_least_squares_fit_over_all_tokens_and_no_padding():
+    subject, batch = lens_of(layer=0).subject, batch_of_documents()
+    found = tuned_map(subject, [batch])
+    below, above = [], []
+    for ids, length in zip(batch["input_ids"], batch["lengths"], strict=True):
+        layer, last = outputs(subject, ids[None, :length])
+        below.append(layer[0].numpy())
+        above.append(last[0].numpy())
+    inputs = np.concatenate(below)
+    inputs = np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
+    squares = inputs.T @ inputs
+    ridge = 1e-4 * np.diag(np.diag(squares))
+    expected = np.linalg.solve(squares + ridge, inputs.T @ np.concatenate(above) + ridge[:, :16])
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-9)
+    pieces = [{n: v[at] for n, v in batch.items()} for at in (slice(3), slice(3, 8))]
+    torch.testing.assert_close(tuned_map(subject, pieces), found, rtol=1e-9, atol=1e-12)
+
+
+@torch.no_grad()
+def test_the_tuned_lens_comes_nearer_to_the_subjects_own_words_than_the_logit_lens():
+    lens, batch = lens_of(layer=0), batch_of_documents()
+    norm = lens.subject.network.norm
+    norm.weight.fill_(1.0)
+    norm.bias.zero_()
+    layer, last = (x.flatten(0, 1) for x in outputs(lens.subject, batch["input_ids"]))
+    true = unembedded_words(lens, last)[:, 0]
+    tuned = tuned_map(lens.subject, [batch])
+    named = [unembedded_words(lens, layer, x)[:, 0] for x in (tuned, None)]
+    shares = [float((words == true).double().mean()) for words in named]
+    assert shares[0] > shares[1] + 0.1
+    identity = torch.eye(17, 16, dtype=layer.dtype)
+    assert torch.equal(unembedded_words(lens, layer, identity), unembedded_words(lens, layer))
+    at_last = lens_of(layer=2).subject  # no block follows, so there is no map
+    torch.testing.assert_close(tuned_map(at_last, [batch]), identity, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_rows_of_the_table_read_these_words_and_those_of_the_current_token_alone(case, found):
+    lens = case.lens
+    for name, tuned in (("logit_lens", None), ("tuned_lens", case.baselines[0].tuned)):
+        words = lens.words(unembedded_words(lens, case.activation, tuned))
+        assert torch.equal(found[name], lens.reconstructor(words))
+    ids = case.batch["input_ids"]
+    for row, place in enumerate(case.position.tolist()):
+        mean = case.baselines[0].of_token(ids[row, place][None], lens.mean)
+        said = lens.verbalizer.explain(mean)
+        torch.testing.assert_close(found["text_only"][row], lens.reconstructor(said.embeddings)[0])
