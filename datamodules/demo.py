@@ -10,7 +10,7 @@ import random
 import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, wraps
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -74,14 +74,6 @@ class Documented(NamedTuple):
         return self.docstring.partition("\n\n")[2].strip()
 
 
-def topics() -> dict[str, str]:
-    """Return the topics of the language reference, name -> text."""
-    tree = ast.parse((LIBRARY / TOPICS).read_text("utf-8"))
-    table = next(n.value for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign))
-    assert table is not None
-    return {name: text.translate(_MARKS) for name, text in ast.literal_eval(table).items()}
-
-
 @cache
 def documented() -> tuple[Documented, ...]:
     """Return the documented objects of `MODULES`, in source order."""
@@ -113,7 +105,7 @@ def _documented(
 
 
 T = TypeVar("T")
-FilesToMake = Callable[[], Iterable[tuple[str, str]]]  # returns names and contents
+Contents = Iterator[tuple[str, str]]  # names and contents of files
 
 NAMES = {
     "she": ["mira", "anna", "lena", "rosa", "ivy", "nora", "zoe", "ella"],
@@ -298,36 +290,6 @@ QUERY_SPLIT = Split(validation_share=0.15, test_share=0.15, seed=0)
 NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
 
-def made(name: str, files: FilesToMake, of_python: bool = False) -> Path:
-    """Return the folder of these files, made at first use; files made of Python's sources get a
-    folder per Python version."""
-    facts = []
-    if of_python:
-        paths = map(LIBRARY.joinpath, (TOPICS, *(f"{m}.py" for m in MODULES.split())))
-        sources = [[path.name, file_digest(path)] for path in paths if path.is_file()]
-        facts = [platform.python_version(), TEXT_VERSION, digest_of(sources)]
-
-    def write(folder: Path) -> None:
-        for path, content in files():
-            (folder / path).parent.mkdir(exist_ok=True)
-            (folder / path).write_text(content, "utf-8", newline="")
-
-    digest = digest_of([DEMO_VERSION, *facts])[:8]
-    return made_once(cache_root() / "demo" / f"{name}-{digest}", write)
-
-
-def _file_of_python(rows: Callable[[], Iterable[dict[str, Any]]]) -> Callable[[], Path]:
-    """Turn a function `demo_NAME` that returns rows into one that returns their file NAME.jsonl."""
-    name = rows.__name__.removeprefix("demo_")
-
-    @wraps(rows)
-    def path() -> Path:
-        file = f"{name}.jsonl"
-        return made(name, lambda: [(file, _jsonl(rows()))], of_python=True) / file
-
-    return path
-
-
 def _jsonl(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
@@ -339,59 +301,49 @@ def csv_text(rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def demo_occupations() -> Path:
+def _occupations() -> Contents:
     """A csv of 20,000 rows: text, language, code_1, code_2 (mostly empty), split; beside it
     `codes.csv` (code, description) with all codes of the grammar.
 
     The split is by text: no variant of a test text is in the training part.
     """
-
-    def files() -> Iterator[tuple[str, str]]:
-        records = grammar.records(NUM_OCCUPATIONS, OCCUPATION_SEED)
-        texts, first_codes = [r.text for r in records], [r.codes[0] for r in records]
-        parts = split_by_stem(texts, first_codes, OCCUPATION_SPLIT).tolist()
-        rows = [
-            (r.text, r.language, r.codes[0], "".join(r.codes[1:2]), PART_NAMES[part])
-            for r, part in zip(records, parts, strict=True)
-        ]
-        columns = ("text", "language", "code_1", "code_2", "split")
-        yield "occupations.csv", csv_text([columns, *rows])
-        yield "codes.csv", csv_text([("code", "description"), *grammar.code_book().items()])
-
-    return made("occupations", files) / "occupations.csv"
+    records = grammar.records(NUM_OCCUPATIONS, OCCUPATION_SEED)
+    texts, first_codes = [r.text for r in records], [r.codes[0] for r in records]
+    parts = split_by_stem(texts, first_codes, OCCUPATION_SPLIT).tolist()
+    rows = [
+        (r.text, r.language, r.codes[0], "".join(r.codes[1:2]), PART_NAMES[part])
+        for r, part in zip(records, parts, strict=True)
+    ]
+    columns = ("text", "language", "code_1", "code_2", "split")
+    yield "occupations.csv", csv_text([columns, *rows])
+    yield "codes.csv", csv_text([("code", "description"), *grammar.code_book().items()])
 
 
-def demo_titles() -> Path:
+def _titles() -> Contents:
     """A csv of source and target: job titles in four languages, with the spellings and
     abbreviations of old records, and their normal forms."""
-
-    def files() -> Iterator[tuple[str, str]]:
-        yield "titles.csv", csv_text([("source", "target"), *titles(NUM_TITLES, TITLES_SEED)])
-
-    return made("titles", files) / "titles.csv"
+    yield "titles.csv", csv_text([("source", "target"), *titles(NUM_TITLES, TITLES_SEED)])
 
 
-def demo_stories() -> Path:
-    """A folder of jsonl files of {"text", "attributes"}: train, validation, test, combinations.
+def _stories() -> Contents:
+    """Jsonl files of {"text", "attributes"}: train, validation, test, combinations.
 
     The stories of combinations.jsonl have pairs of attributes, such as a job and a pet, that occur
     in no other file, see `HELD_OUT_PAIRS`. No text is in two files.
     """
-
-    def files() -> Iterator[tuple[str, str]]:
-        rows: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
-        for part, story in stories():
-            rows[part].append(story)
-        yield from ((f"{part}.jsonl", _jsonl(own)) for part, own in rows.items())
-
-    return made("stories", files)
+    rows: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
+    for part, story in stories():
+        rows[part].append(story)
+    yield from ((f"{part}.jsonl", _jsonl(own)) for part, own in rows.items())
 
 
-@_file_of_python
-def demo_text() -> Iterable[dict[str, Any]]:
+def _text() -> Contents:
     """A jsonl of {"text", "source"}: topics of the language reference, and docstrings, in ASCII."""
+    from pydoc_data.topics import topics  # a megabyte
+
     rows: dict[str, dict[str, Any]] = {}  # each text once
-    for name, text in topics().items():
+    for name, topic in topics.items():
+        text = topic.translate(_MARKS)
         if text.isascii():
             rows.setdefault(text, {"text": text.strip() + "\n", "source": f"topic {name}"})
     for thing in documented():
@@ -400,7 +352,7 @@ def demo_text() -> Iterable[dict[str, Any]]:
             heading = f"{thing.module}: {thing.signature}" if thing.name else thing.module
             text = f"{heading}\n\n{thing.docstring}\n"
             rows.setdefault(thing.docstring, {"text": text, "source": thing.source})
-    return rows.values()
+    yield "text.jsonl", _jsonl(rows.values())
 
 
 def _answers() -> Iterator[tuple[str, str]]:
@@ -419,22 +371,22 @@ def _answers() -> Iterator[tuple[str, str]]:
             yield question, thing.summary
 
 
-@_file_of_python
-def demo_instructions() -> Iterator[dict[str, Any]]:
+def _instructions() -> Contents:
     """A jsonl of {"prompt", "completion"}: the questions and answers of `_answers`."""
-    return ({"prompt": question, "completion": answer} for question, answer in _answers())
+    rows = ({"prompt": question, "completion": answer} for question, answer in _answers())
+    yield "instructions.jsonl", _jsonl(rows)
 
 
-@_file_of_python
-def demo_preferences() -> Iterator[dict[str, Any]]:
+def _preferences() -> Contents:
     """A jsonl of {"prompt", "chosen", "rejected"}; rejected has the words in reverse order."""
-    for question, answer in _answers():
-        rejected = " ".join(reversed(answer.split()))
-        yield {"prompt": question, "chosen": answer, "rejected": rejected}
+    rows = (
+        {"prompt": question, "chosen": answer, "rejected": " ".join(reversed(answer.split()))}
+        for question, answer in _answers()
+    )
+    yield "preferences.jsonl", _jsonl(rows)
 
 
-@_file_of_python
-def demo_pages() -> Iterable[dict[str, Any]]:
+def _pages() -> Contents:
     """A jsonl of {"text", "title", "query", "url"}: docstrings as pages, with the first paragraph
     as the title and the words of the signature as the query."""
     marked = re.compile(r"^(\s|>>>|[-*+=|])", re.MULTILINE)  # examples, lists and tables
@@ -450,18 +402,19 @@ def demo_pages() -> Iterable[dict[str, Any]]:
             title = thing.summary.rstrip(".")
             page = {"text": text, "title": title, "query": query or thing.module, "url": url}
             pages.setdefault(text, page)
-    return pages.values()
+    yield "pages.jsonl", _jsonl(pages.values())
 
 
-@_file_of_python
-def demo_scored_texts() -> Iterator[dict[str, Any]]:
+def _scored_texts() -> Contents:
     """A jsonl of docstrings with facts that they do not state: id, text, module, kind and, for
     functions only, num_parameters and has_default."""
+    rows = list[dict[str, Any]]()
     for thing in documented():
         counts = parameters(thing.signature) if thing.kind == "function" else (None, None)
         facts = {"id": thing.source, "text": thing.docstring, "module": thing.module}
         labels = {"num_parameters": counts[0], "has_default": counts[1]}
-        yield {**facts, "kind": thing.kind, **labels}
+        rows.append({**facts, "kind": thing.kind, **labels})
+    yield "scored_texts.jsonl", _jsonl(rows)
 
 
 def parameters(signature: str) -> tuple[int, bool]:
@@ -476,36 +429,32 @@ def parameters(signature: str) -> tuple[int, bool]:
     return len(own) + len(several), has_default
 
 
-def demo_collection() -> Path:
-    """A folder of pages and of queries about them, in the layout of BEIR.
+def _collection() -> Contents:
+    """Pages and queries about them, in the layout of BEIR.
 
     A page is a docstring, with the first paragraph as the title and the rest as the text. A query
     is the words of a function's signature. The function's page has grade 2; the page of its class
     or module, and methods of its class that share a word in their names, have grade 1.
     """
-
-    def files() -> Iterator[tuple[str, str]]:
-        pages: dict[str, Documented] = {}  # each name and each text once
-        texts: set[str] = set()
-        for thing in documented():
-            fits = len(thing.summary) <= LONGEST_SOURCE and len(thing.body.split()) >= FEWEST_WORDS
-            if fits and thing.source not in pages and thing.docstring not in texts:
-                pages[thing.source] = thing
-                texts.add(thing.docstring)
-        rows = [{"_id": i, "title": p.summary, "text": p.body} for i, p in pages.items()]
-        yield "corpus.jsonl", _jsonl(rows)
-        queries, grades = _asked(pages)
-        rows = [{"_id": f"how-{source}", "text": text} for text, source in queries.items()]
-        yield "queries.jsonl", _jsonl(rows)
-        part_of = QUERY_SPLIT.by_lot(f"how-{source}" for source in queries.values())
-        for part, name in enumerate(PART_NAMES):
-            lines = ["query-id\tcorpus-id\tscore\n"]
-            for source, own in zip(queries.values(), part_of.tolist(), strict=True):
-                if own == part:
-                    lines += [f"how-{source}\t{page}\t{g}\n" for page, g in grades[source].items()]
-            yield f"qrels/{name}.tsv", "".join(lines)
-
-    return made("collection", files, of_python=True)
+    pages: dict[str, Documented] = {}  # each name and each text once
+    texts: set[str] = set()
+    for thing in documented():
+        fits = len(thing.summary) <= LONGEST_SOURCE and len(thing.body.split()) >= FEWEST_WORDS
+        if fits and thing.source not in pages and thing.docstring not in texts:
+            pages[thing.source] = thing
+            texts.add(thing.docstring)
+    rows = [{"_id": i, "title": p.summary, "text": p.body} for i, p in pages.items()]
+    yield "corpus.jsonl", _jsonl(rows)
+    queries, grades = _asked(pages)
+    rows = [{"_id": f"how-{source}", "text": text} for text, source in queries.items()]
+    yield "queries.jsonl", _jsonl(rows)
+    part_of = QUERY_SPLIT.by_lot(f"how-{source}" for source in queries.values())
+    for part, name in enumerate(PART_NAMES):
+        lines = ["query-id\tcorpus-id\tscore\n"]
+        for source, own in zip(queries.values(), part_of.tolist(), strict=True):
+            if own == part:
+                lines += [f"how-{source}\t{page}\t{g}\n" for page, g in grades[source].items()]
+        yield f"qrels/{name}.tsv", "".join(lines)
 
 
 def _asked(pages: dict[str, Documented]) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
@@ -534,3 +483,32 @@ def _asked(pages: dict[str, Documented]) -> tuple[dict[str, str], dict[str, dict
             related += [s for s in siblings if name & set(words_of(s.rpartition(".")[2]))]
         grades[source] = {source: GRADE_ITSELF, **dict.fromkeys(related, GRADE_RELATED)}
     return queries, grades
+
+
+def _made(files: Callable[[], Contents], name: str = "", of_python: bool = False) -> Path:
+    """Return the file `name`, or the folder, of these files, made at first use; files made of
+    Python's sources get a folder per Python version."""
+    facts: list[Any] = [DEMO_VERSION]
+    if of_python:
+        paths = map(LIBRARY.joinpath, (TOPICS, *(f"{m}.py" for m in MODULES.split())))
+        sources = [[path.name, file_digest(path)] for path in paths if path.is_file()]
+        facts += [platform.python_version(), TEXT_VERSION, digest_of(sources)]
+
+    def write(folder: Path) -> None:
+        for path, content in files():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(content, "utf-8", newline="")
+
+    folder = f"{files.__name__.removeprefix('_')}-{digest_of(facts)[:8]}"
+    return made_once(cache_root() / "demo" / folder, write) / name
+
+
+demo_occupations = partial(_made, _occupations, "occupations.csv")
+demo_titles = partial(_made, _titles, "titles.csv")
+demo_stories = partial(_made, _stories)
+demo_text = partial(_made, _text, "text.jsonl", of_python=True)
+demo_instructions = partial(_made, _instructions, "instructions.jsonl", of_python=True)
+demo_preferences = partial(_made, _preferences, "preferences.jsonl", of_python=True)
+demo_pages = partial(_made, _pages, "pages.jsonl", of_python=True)
+demo_scored_texts = partial(_made, _scored_texts, "scored_texts.jsonl", of_python=True)
+demo_collection = partial(_made, _collection, of_python=True)
