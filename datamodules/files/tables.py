@@ -97,14 +97,8 @@ class Dialect(NamedTuple):
     newline: str = "\n"
 
 
-class RawRow(NamedTuple):
-    """A row of delimited text or a sheet: its first line, its values ([] for an empty row), the
-    rule that it breaks ("" for none), and its source text."""
-
-    line: int
-    values: list[str]
-    fault: str
-    written: str
+# Of delimited text or a sheet: the first line and the values, [] for an empty row.
+Row = tuple[int, list[str]] | BadRow
 
 
 def raise_bad_row(bad: BadRow) -> NoReturn:
@@ -220,19 +214,20 @@ class Table:
         if suffix in PARQUET_SUFFIXES:
             names, rows = wanted, _parquet_rows(self.path, wanted)
         elif suffix == EXCEL_SUFFIX:
-            rows = _sheet_rows(self.path, self.options.sheet)
+            rows = islice(_sheet_rows(self.path, self.options.sheet), 1, None)  # without the header
         else:
             lines = text_lines(self.path, self.dialect.encoding)
-            rows = _delimited_rows(lines, self.dialect.separator)
+            rows = islice(_delimited_rows(self.path, lines, self.dialect.separator), 1, None)
         places = {name: names.index(name) for name in wanted}
         is_empty = True
-        next(rows)  # the header
         for row in rows:
-            if row.fault:
-                on_bad_row(BadRow(str(self.path), row.line, row.written.rstrip("\r\n"), row.fault))
-            elif row.values:
-                yield row.line, {name: row.values[i] for name, i in places.items()}
-            is_empty = is_empty and not (row.fault or row.values)
+            if isinstance(row, BadRow):
+                on_bad_row(row)
+            elif values := row[1]:
+                yield row[0], {name: values[i] for name, i in places.items()}
+            else:
+                continue
+            is_empty = False
         if is_empty:
             raise ValueError(f"{self.path} holds a header and no rows; give it at least one row.")
 
@@ -259,16 +254,17 @@ def _opened(path: Path, options: TableOptions, facts: tuple[int, ...]) -> tuple[
         with open_parquet(path) as file:
             names = file.schema_arrow.names
     elif suffix == EXCEL_SUFFIX:
-        names = next((row.values for row in _sheet_rows(path, options.sheet, is_first=True)), [])
+        rows = _sheet_rows(path, options.sheet, is_first=True)
+        names = next((row[1] for row in rows if not isinstance(row, BadRow)), [])
     else:
         encoding = options.encoding or _encoding_of(path)
         lines = list(islice(text_lines(path, encoding), SNIFFED_LINES))
         plain = SEPARATORS[suffix]
         separator = options.separator or _separator_of(lines, plain)
-        header = next(_delimited_rows(iter(lines), separator), None)
-        names = [] if header is None else header.values
-        if header is not None and header.fault:
-            raise ValueError(f"{path}:1: the header cannot be read: {header.fault}")
+        header = next(_delimited_rows(path, iter(lines), separator), None)
+        if isinstance(header, BadRow):
+            raise ValueError(f"{path}:1: the header cannot be read: {header.rule}")
+        names = [] if header is None else header[1]
         newline = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
         dialect = Dialect(separator, encoding, newline)
         mark = "tab" if separator == "\t" else f'"{separator}"'
@@ -366,7 +362,7 @@ def undecodable(path: Path, encoding: str) -> ValueError:
     )
 
 
-def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
+def _delimited_rows(path: Path, lines: Iterator[str], separator: str) -> Iterator[Row]:
     """Yield the rows of these lines, first the header, whose number of values others must match.
 
     If a row over several lines has another number of values, or most of its lines look like rows, a
@@ -410,7 +406,8 @@ def _delimited_rows(lines: Iterator[str], separator: str) -> Iterator[RawRow]:
             reader = csv.reader(lines_of_row(), delimiter=separator, strict=True)
         names = names or values
         if names or fault:  # skip empty lines before the header
-            yield RawRow(number, values, fault, "".join(taken))
+            text = "".join(taken).rstrip("\r\n")
+            yield BadRow(str(path), number, text, fault) if fault else (number, values)
         number += len(taken)
         taken.clear()
 
@@ -426,7 +423,7 @@ def _fault_of(values: list[str], names: Sequence[str], too_many: str) -> str:
     )
 
 
-def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[RawRow]:
+def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterator[Row]:
     """Yield the rows of a sheet from the header on, without empty cells at their ends."""
     check_installed(path)
     import openpyxl
@@ -454,7 +451,8 @@ def _sheet_rows(path: Path, sheet: str | None, is_first: bool = False) -> Iterat
             texts += [""] * (len(names) - len(texts)) * bool(texts)
             fault = _fault_of(texts, names, "empty the cells beside the table")
             if names := names or texts:
-                yield RawRow(number, texts, fault, " | ".join(texts))
+                text = " | ".join(texts)
+                yield BadRow(str(path), number, text, fault) if fault else (number, texts)
     except (SyntaxError, EOFError, zipfile.BadZipFile, zlib.error) as error:  # in the sheet
         raise damaged(error) from error
     finally:
@@ -480,16 +478,13 @@ def cell_text(value: Any) -> str:
     return "" if value is None else str(value).removesuffix(" 00:00:00")
 
 
-def _parquet_rows(path: Path, columns: list[str]) -> Iterator[RawRow]:
-    """Yield a header row with these columns, then all rows."""
-    yield RawRow(0, columns, "", "")
-    number = 0
+def _parquet_rows(path: Path, columns: list[str]) -> Iterator[Row]:
+    """Yield these columns of all rows."""
     with open_parquet(path) as table:
-        for batch in table.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
-            texts = [as_text(batch.column(n), f'{path}, column "{n}"') for n in columns]
-            for values in zip(*(column.to_pylist() for column in texts), strict=True):
-                number += 1
-                yield RawRow(number, list(values), "", "")
+        batches = table.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns)
+        texts = ([as_text(b.column(n), f'{path}, column "{n}"') for n in columns] for b in batches)
+        rows = (zip(*(column.to_pylist() for column in own), strict=True) for own in texts)
+        yield from enumerate(map(list, chain.from_iterable(rows)), start=1)
 
 
 def as_text(column: pa.Array, name: str) -> pa.Array:
