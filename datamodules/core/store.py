@@ -38,6 +38,14 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def array_digest(*parts: str | np.ndarray) -> str:
+    """Return the hex digest of the bytes of arrays and texts."""
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).data)
+    return content.hexdigest()
+
+
 def text_hash(text: str) -> int:
     """Return a 64-bit hash of a text."""
     content = text.encode("utf-8", "surrogatepass")

@@ -5,12 +5,12 @@ inputs of tables to code.
 """
 
 import difflib
-import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ import numpy as np
 from datamodules.core.store import (
     ArrayFile,
     ArrayFolder,
+    array_digest,
     cache_folder,
     digest_of,
     file_digest,
@@ -491,12 +492,10 @@ def _write(request: StoreRequest, bad_rows: BadRows, folder: Path) -> None:
     }
     if columns.source is not None:
         arrays["source_id"] = np.array(rows.source, np.int32)
-    content = hashlib.sha256()
-    for name, values in arrays.items():
-        content.update(f"{name} {values.dtype.str} {len(values)};".encode())
-        content.update(np.ascontiguousarray(values).data)
+    named = ((f"{name} {v.dtype.str} {len(v)};", v) for name, v in arrays.items())
+    fingerprint = array_digest(*chain.from_iterable(named))[:32]
     facts = {"recipe": recipe, "sources": list(rows.source_ids)}
-    write_arrays(folder, arrays, **facts, fingerprint=content.hexdigest()[:32])
+    write_arrays(folder, arrays, **facts, fingerprint=fingerprint)
 
 
 def _parts(request: StoreRequest, rows: _Rows) -> np.ndarray:
@@ -585,14 +584,11 @@ def open_index(
         texts, languages = zip(*inputs, strict=True)
         arrays = text_arrays(texts, reader.text.max_length)
         arrays["language_ids"] = np.array(languages, np.int16)
-        content = hashlib.sha256()
-        for values in arrays.values():
-            content.update(values.tobytes())
         write_arrays(
             folder,
             arrays,
             files=[str(path.resolve()) for path in files],
-            fingerprint=content.hexdigest(),
+            fingerprint=array_digest(*arrays.values()),
             notes=reader.notes(),
             table=asdict(request.table),
         )

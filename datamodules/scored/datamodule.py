@@ -3,7 +3,6 @@
 Shapes: B texts in the micro-batch, C chunks, W numbers per row (labels of all heads).
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from datamodules.core.plan import check_range
 from datamodules.core.planned import PlannedDataset, Stage, own_files_hint
-from datamodules.core.store import text_hash
+from datamodules.core.store import array_digest, text_hash
 from datamodules.demo import demo_scored_texts
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import OnBadRows, hand_over_rejected, read_rejected
@@ -90,14 +89,14 @@ class ScoredTextDataset(PlannedDataset):
             )
         self.texts = np.arange(len(store.num_bytes)) if rows is None else store.text_of_row[rows]
         distinct, self.row_of = np.unique(self.texts, return_inverse=True)
-        source = ["scored", store.fingerprint, hashlib.sha256(distinct.tobytes()).hexdigest()]
+        source = ["scored", store.fingerprint, array_digest(distinct)]
         longest = room + (chunks.most - 1) * self.stride
         self.tokens = kept_tokens(source, encoding, map(store.text, distinct.tolist()), longest)
         # Byte counts approximate token counts well enough to group texts of similar length.
         self.lengths = np.minimum(
             store.num_bytes[self.texts] + 2, encoding.limits.max_length * chunks.most
         )
-        content = hashlib.sha256(np.ascontiguousarray(self.texts).tobytes()).hexdigest()[:16]
+        content = array_digest(self.texts)[:16]
         facts = f"{chunks.most}-{chunks.stride}"
         self.fingerprint = f"{store.fingerprint}-{content}-{encoding.digest}-{facts}"
         is_labelled = ~np.isnan(store.labels if rows is None else store.labels[rows])
@@ -231,7 +230,7 @@ class ScoredTextDataModule(EncodedTextDataModule):
     def texts_digest(self) -> str:
         store = self._open()
         parts = divided(store, self.split)
-        return hashlib.sha256(store.fingerprint.encode() + parts.tobytes()).hexdigest()[:32]
+        return array_digest(store.fingerprint, parts)[:32]
 
     def recipe_facts(self) -> dict[str, Any]:
         """Return the heads with statistics of their training labels (`mean` and `std` for

@@ -4,7 +4,6 @@ Each part of a store is one stream of tokens. Document d owns the positions star
 num_positions[d] - 1; each position predicts the token after it. A part has D documents.
 """
 
-import hashlib
 import json
 import logging
 import time
@@ -24,6 +23,7 @@ from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import (
     ArrayFile,
     ArrayFolder,
+    array_digest,
     cache_folder,
     file_digest,
     made_once,
@@ -240,11 +240,8 @@ class TokenRequest(CorpusRequest):
             self.tokenizer, (s.text for s in self._stretches(parts) if s.part == TRAIN)
         )
         _write_tokens(self._stretches(parts), tokenizer, folder)
-        content = hashlib.sha256()
         streams = [TokenStream.opened(folder, part) for part in range(len(PART_NAMES))]
-        for stream in streams:
-            for values in (stream.tokens, stream.starts, stream.num_positions):
-                content.update(values.data)
+        arrays = [values for s in streams for values in (s.tokens, s.starts, s.num_positions)]
         num_tokens = sum(len(stream.tokens) for stream in streams)
         num_files = sum(map(len, self.files.values()))
         line = f"Tokenised {len(parts):,} documents of {num_files:,} files, {num_tokens:,} tokens, "
@@ -253,7 +250,7 @@ class TokenRequest(CorpusRequest):
             line += f"; {len(empty):,} documents without a text are left out, the first at "
             line += empty[0]
         log.info(line + ".")
-        return tokenizer, {"fingerprint": content.hexdigest()[:32]}
+        return tokenizer, {"fingerprint": array_digest(*arrays)[:32]}
 
     def _stretches(self, parts: np.ndarray) -> Iterator[_Stretch]:
         """Yield each part's text of the documents, in stretches cut at line ends if possible;

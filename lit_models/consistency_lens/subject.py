@@ -4,11 +4,11 @@ Shapes: R or B rows, T tokens, D features, P positions that are compared, V voca
 """
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.core.batches import ActivationBatch, SubjectFacts
-from datamodules.core.store import digest_of, file_digest
+from datamodules.core.store import array_digest, digest_of, file_digest
 from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe
 from lit_models.causal_lm.network import Decoder, DecoderConfig
 from lit_models.causal_lm.pretrained import (
@@ -190,11 +190,9 @@ def subject_facts(options: SubjectOptions, recipe: Recipe) -> SubjectFacts:
     facts: dict[str, Any] = {"recipe": recipe}
     if options.path is None or options.random_weights:
         network = _random_network(recipe)
-        digest = hashlib.sha256()
-        for name, weight in sorted(network.state_dict().items()):
-            digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-            digest.update(weight.contiguous().numpy().tobytes())
-        facts["weights"] = [digest.hexdigest()]
+        weights = sorted(network.state_dict().items())
+        named = ((f"{n} {tuple(w.shape)} {w.dtype}", w.numpy()) for n, w in weights)
+        facts["weights"] = [array_digest(*chain.from_iterable(named))]
     else:
         facts["weights"] = [file_digest(path) for path in weight_files(options.path)]
         with torch.device("meta"):
@@ -338,4 +336,4 @@ class PatchedSubject:
 
 def training_digest(hashes: np.ndarray) -> str:
     """Return a hex digest of a training part's set of documents. Args: hashes of documents [D]."""
-    return hashlib.sha256(np.unique(hashes).tobytes()).hexdigest()[:32]
+    return array_digest(np.unique(hashes))[:32]

@@ -5,7 +5,6 @@ W width of vectors, k documents found per query, C candidates, L lists, S docume
 for the lists' centres.
 """
 
-import hashlib
 import importlib
 import logging
 import math
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.core.plan import check_range
-from datamodules.core.store import cache_folder, made_once
+from datamodules.core.store import array_digest, cache_folder, made_once
 from datamodules.search.formats import NO_DOCUMENT
 from lit_models.seo.metrics import GatheredRows
 
@@ -274,7 +273,7 @@ class IndexSearch(ExactSearch):
     def __init__(self, documents: Vectors, device: torch.device | str = "cpu") -> None:
         single = documents.cpu().numpy() if isinstance(documents, Tensor) else documents
         super().__init__(single, device)
-        digest, faiss = hashlib.sha256(np.ascontiguousarray(single).data).hexdigest(), _faiss()
+        digest, faiss = array_digest(single), _faiss()
         faiss.omp_set_num_threads(torch.get_num_threads())
         place = cache_folder("nearest", [VERSION, "ivf", digest, str(single.dtype), *single.shape])
         path = made_once(place, lambda folder: _write(single, folder)) / "index.faiss"
