@@ -105,9 +105,39 @@ class PlannedDataset(Dataset):
         """Return what the network sees of a sample in an epoch, as name -> readable text."""
         return {"length": str(self.lengths[sample_id])}
 
-    def __getitems__(self, batch: MicroBatch) -> dict[str, Any]:
-        """Return a whole micro-batch; the DataLoader calls it in a worker process, if any."""
-        return collated(self, batch)
+    def collated(self, batch: MicroBatch) -> dict[str, Any]:
+        """Return the tensors of one micro-batch with the keys of `PlannedBatch`.
+
+        Raises:
+            ValueError: the dataset's own `collate` returns one of these keys.
+        """
+        own = self.batch(batch.ids, batch.epoch)
+        if not RESERVED.isdisjoint(own):
+            taken = ", ".join(f'"{key}"' for key in own if key in RESERVED)
+            raise ValueError(
+                f"collate of {type(self).__name__} returns {taken}: the plan fills in "
+                f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
+            )
+        used, lengths = batch.ids[batch.weights > 0], self.lengths[batch.ids]
+        longest = int(lengths[lengths.argmax()])  # `lengths.max()` takes three times as long
+        rows, longest = max(len(lengths), self.least_shape[0]), max(longest, self.least_shape[1])
+        return {
+            **own,
+            "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
+            "weight": torch.from_numpy(batch.weights.copy()),
+            "step_index": batch.step,
+            "num_targets": {
+                term: int(count) for term, count in count_targets(used, self.target_counts).items()
+            },
+            "load": {
+                "samples": len(used),
+                "tokens": int(lengths.dot(batch.weights)),
+                "positions": longest * rows if self.is_padded else int(lengths.sum()),
+            },
+            "step_denominators": batch.denominators,
+        }
+
+    __getitems__ = collated  # which the DataLoader calls, in a worker process if there are any
 
 
 @dataclass(frozen=True)
@@ -136,39 +166,6 @@ def usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def collated(dataset: PlannedDataset, batch: MicroBatch) -> dict[str, Any]:
-    """Return the tensors of one micro-batch with the keys of `PlannedBatch`.
-
-    Raises:
-        ValueError: the dataset's own `collate` returns one of these keys.
-    """
-    own = dataset.batch(batch.ids, batch.epoch)
-    if not RESERVED.isdisjoint(own):
-        taken = ", ".join(f'"{key}"' for key in own if key in RESERVED)
-        raise ValueError(
-            f"collate of {type(dataset).__name__} returns {taken}: the plan fills in "
-            f"{', '.join(sorted(RESERVED))} itself, and a dataset must not; rename its key."
-        )
-    used, lengths = batch.ids[batch.weights > 0], dataset.lengths[batch.ids]
-    longest = int(lengths[lengths.argmax()])  # `lengths.max()` takes three times as long
-    rows, longest = max(len(lengths), dataset.least_shape[0]), max(longest, dataset.least_shape[1])
-    return {
-        **own,
-        "sample_id": torch.from_numpy(batch.ids.astype(np.int64)),
-        "weight": torch.from_numpy(batch.weights.copy()),
-        "step_index": batch.step,
-        "num_targets": {
-            term: int(count) for term, count in count_targets(used, dataset.target_counts).items()
-        },
-        "load": {
-            "samples": len(used),
-            "tokens": int(lengths.dot(batch.weights)),
-            "positions": longest * rows if dataset.is_padded else int(lengths.sum()),
-        },
-        "step_denominators": batch.denominators,
-    }
 
 
 class _MicroBatchSampler:
@@ -290,7 +287,6 @@ class PlannedDataModule(LightningDataModule):
         self.datasets: dict[Stage, PlannedDataset] = {}
         self._plans: dict[tuple[PlanRequest, int], Plan] = {}
         self._train_loader: PlannedLoader | None = None
-        self.done_batches: frozenset[int] = frozenset()
         self.find_done_batches: Callable[[], frozenset[int]] = frozenset
         self.resume_position: tuple[int, int] | None = None
         self._limited: Trainer | None = None  # trainer whose limits were converted
@@ -466,7 +462,6 @@ class PlannedDataModule(LightningDataModule):
         return self._loader("test")
 
     def predict_dataloader(self) -> PlannedLoader:
-        self.done_batches = self.find_done_batches()
         return self._loader("predict")
 
     def state_dict(self) -> dict[str, Any]:
@@ -586,12 +581,15 @@ class PlannedDataModule(LightningDataModule):
         return plan
 
     def _loader(self, stage: Stage) -> PlannedLoader:
-        steps = self.plan(stage, 0).num_steps
+        plan = self.plan(stage, 0)
         if stage == "predict":
-            todo = math.ceil((steps - len(self.done_batches)) / self.num_replicas)
-            length = max(todo, min(steps, 1))  # see `iterate_whole_batches`
+            done = self.find_done_batches()
+            batches = partial(iterate_whole_batches, plan, *self._replicas(), done)
+            todo = math.ceil((plan.num_steps - len(done)) / self.num_replicas)
+            length = max(todo, min(plan.num_steps, 1))  # see `iterate_whole_batches`
         else:
-            length = steps * self.batching_of(stage).accumulate_grad_batches
+            batches = partial(self.micro_batches, stage)
+            length = plan.num_steps * self.batching_of(stage).accumulate_grad_batches
         on_cpu = self.trainer is None or self.trainer.strategy.root_device.type == "cpu"
         workers = self.loader_options.num_workers
         if workers == "auto":
@@ -603,14 +601,10 @@ class PlannedDataModule(LightningDataModule):
             if sys.platform == "linux" and multiprocessing.get_start_method() == "spawn":
                 # Spawned workers of a ddp_spawn rank import everything anew: 20 s instead of 1.
                 kwargs["multiprocessing_context"] = "fork"
-        batches = partial(self.micro_batches, stage)
         return PlannedLoader(self.datasets[stage], batches, length, kwargs)
 
     def micro_batches(self, stage: Stage) -> Iterator[MicroBatch]:
         """Yield this replica's micro-batches of the current epoch, from a resume position on."""
-        replicas = self._replicas()
-        if stage == "predict":
-            return iterate_whole_batches(self.plan(stage, 0), *replicas, self.done_batches)
         batching, epoch, first = self.batching_of(stage), 0, 0
         if stage == "train":
             epoch = self.trainer.current_epoch if self.trainer is not None else 0
@@ -622,4 +616,4 @@ class PlannedDataModule(LightningDataModule):
                 epoch = 0  # the same few batches in every epoch
         plan, dataset = self.plan(stage, epoch), self.datasets[stage]
         sizes = (dataset.lengths, dataset.target_counts)
-        return iterate_micro_batches(plan, *sizes, batching, *replicas, epoch, first)
+        return iterate_micro_batches(plan, *sizes, batching, *self._replicas(), epoch, first)

@@ -3,7 +3,6 @@
 Shapes: B pairs, N tokens of all answers, T positions of all texts.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import torch
 from datamodules import demo
 from datamodules.core.batches import IGNORED
 from datamodules.core.plan import Plan, iterate_whole_batches
-from datamodules.core.planned import PlannedDataset, collated
+from datamodules.core.planned import PlannedDataset
+from datamodules.core.store import array_digest
 from datamodules.files.audit import Audit, AuditPart
 from datamodules.files.rows import BadRows, JsonRow, RowFault, sound_rows
 from datamodules.files.splitting import PART_NAMES
@@ -128,8 +128,7 @@ class PreferenceDataset(PlannedDataset):
             self.losses.append(f"{num_lost:,} {long} by an answer: they are left out")
         self.fingerprint = f"{store.fingerprint}-{part}-pairs-{context_length}"
         places = np.stack([self.starts + self.cuts[:, None], self.begins, self.ends])
-        content = hashlib.sha256(places.tobytes() + np.asarray(stream.tokens).tobytes())
-        self.content = content.hexdigest()  # digest of this part's pairs alone
+        self.content = array_digest(places, stream.tokens)  # digest of this part's pairs alone
         self.target_counts = {PAIRS: None}
 
     def example(self, sample_id: int, epoch: int) -> list[Piece]:
@@ -198,7 +197,7 @@ class PreferenceDataModule(InstructionDataModule):
         number of devices; a replica with fewer repeats its last one with weight 0."""
         plan = Plan(np.arange(len(dataset.lengths)), PAIRS_AT_ONCE)
         for batch in iterate_whole_batches(plan, *self._replicas()):
-            yield collated(dataset, batch)
+            yield dataset.collated(batch)
 
     def audit(self) -> Audit:
         audit = super().audit()

@@ -23,7 +23,7 @@ from rich.text import Text
 from torch import Tensor
 
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
-from datamodules.core.planned import PlannedDataModule, collated
+from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import write_whole
 from lit_models.cli import QUIET, built, silence_noise, topology_of
 from lit_models.commands.verify import plan_of, read_ledger, surviving
@@ -348,7 +348,7 @@ def looked_at(trainer: Trainer, module: ExactModule, epoch: int, step: int) -> R
     dataset = data.datasets["train"]
 
     def ready(micro_batch: MicroBatch) -> dict[str, Any]:
-        batch = precision.convert_input(collated(dataset, micro_batch))
+        batch = precision.convert_input(dataset.collated(micro_batch))
         return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
     plan, batching = data.plan("train", epoch), data.batching

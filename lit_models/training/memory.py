@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torchmetrics import Metric
 
 from datamodules.core import plan
-from datamodules.core.planned import PlannedDataModule, collated
+from datamodules.core.planned import PlannedDataModule
 from datamodules.shards.order import longest_rows
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks, record_of
@@ -187,7 +187,7 @@ def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceM
     num_chunks = data.num_replicas * batching.accumulate_grad_batches
     ids = heaviest_ids(dataset.lengths, data.global_batch_size, num_chunks)
     counts = plan.count_targets(ids, dataset.target_counts)
-    batch = collated(dataset, plan.MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts))
+    batch = dataset.collated(plan.MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts))
     meter.start()
     try:
         _try_batch(trainer, module, batch, batching.accumulate_grad_batches > 1)

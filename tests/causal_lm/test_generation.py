@@ -11,7 +11,6 @@ from tokenizers import Tokenizer, decoders, models
 from torch import nn
 
 from datamodules.core.plan import MicroBatch, rng_for
-from datamodules.core.planned import collated
 from datamodules.text.prompts import ChoiceDataset, read_prompts, read_rows
 from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm import generation
@@ -207,7 +206,7 @@ def dataset(tmp_path, rows, **options) -> ChoiceDataset:
 
 
 def batch_of(data: ChoiceDataset, ids: list[int]):
-    return collated(data, MicroBatch(0, 0, np.array(ids), np.ones(len(ids), np.float32), {}))
+    return data.collated(MicroBatch(0, 0, np.array(ids), np.ones(len(ids), np.float32), {}))
 
 
 def slow_score(network, prompt: str, choice: str) -> tuple[float, int]:

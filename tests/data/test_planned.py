@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from datamodules.core.plan import MicroBatch, PlanOptions
-from datamodules.core.planned import auto_workers, collated
+from datamodules.core.planned import auto_workers
 from tests.toy import ToyData, ToySequences, toy_trainer
 
 
@@ -34,7 +34,7 @@ def test_a_collate_that_returns_a_key_of_the_plan_is_refused():
         "rename its key"
     )
     with pytest.raises(ValueError, match=words):
-        collated(Loaded(3, seed=0), MicroBatch(0, 0, np.arange(2), np.ones(2, np.float32), {}))
+        Loaded(3, seed=0).collated(MicroBatch(0, 0, np.arange(2), np.ones(2, np.float32), {}))
 
 
 def test_workers_change_nothing_and_stay_from_one_epoch_to_the_next():

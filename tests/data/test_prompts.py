@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules.core.plan import MicroBatch
-from datamodules.core.planned import collated
 from datamodules.files.rows import JsonRow
 from datamodules.text.prompts import Prompt, PromptDataset, read_prompts, read_rows, write_rows
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer, character_tokenizer
@@ -50,7 +49,7 @@ def test_prompts_begin_documents_and_chats_begin_as_their_template_writes_them(t
     assert ids_of(data, 1) == [BEGIN]
     assert ids_of(data, 2) == TOKENIZER.encode("user: Hi\nassistant: ").tolist()
     assert data.lengths.tolist() == [6, 1, 20, 6]  # equal rows are separate samples
-    batch = collated(data, MicroBatch(0, 3, np.array([1, 0]), np.ones(2, np.float32), {}))
+    batch = data.collated(MicroBatch(0, 3, np.array([1, 0]), np.ones(2, np.float32), {}))
     assert batch["input_ids"].tolist() == [[BEGIN, 0, 0, 0, 0, 0], ids_of(data, 0)]
     assert batch["lengths"].tolist() == [1, 6]
     assert batch["sample_id"].tolist() == [1, 0]
