@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -123,9 +124,12 @@ def machine() -> dict[str, Any]:
     import torch
     import transformers
 
+    path = Path("/proc/cpuinfo")  # Linux alone has it
+    names = re.findall("model name.*: (.+)", path.read_text("utf-8") if path.exists() else "")
+    cpu = f"{len(os.sched_getaffinity(0))} cores of {[*names, platform.machine()][0]}"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "device": gpu or f"{len(os.sched_getaffinity(0))} cores of {_processor()}",
+        "device": gpu or cpu,
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1),
         "platform": platform.platform(),
@@ -135,13 +139,6 @@ def machine() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "date": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
     }
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def figure_of(row: dict[str, Any]) -> Figure:

@@ -4,6 +4,7 @@ Trainers of transformers."""
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from datamodules.text.store import TokenStream, token_dtype
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer
 from lit_models import LitCausalLM
+from lit_models.causal_lm.export import hugging_face_files
 from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents, rotations
 from lit_models.training import default_callbacks
 from lit_models.training.run import ProgressLine, default_loggers
@@ -95,29 +97,13 @@ def plain_loop(
 
 
 def of_transformers(config: DecoderConfig, vocab_size: int, length: int) -> Any:
-    """Return a network's shape as a configuration of transformers; without dropout, as ours."""
-    from transformers import GPT2Config, LlamaConfig
+    """Return a network's shape as a configuration of transformers, as an export writes it."""
+    from transformers import AutoConfig
 
-    if config.positions == "learned":
-        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        return GPT2Config(
-            vocab_size=vocab_size,
-            n_positions=length,
-            n_embd=config.hidden_size,
-            n_layer=config.num_layers,
-            n_head=config.num_heads,
-            **dropout,
-        )
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.kv_heads,
-        intermediate_size=config.inner_size,
-        tie_word_embeddings=config.tied,
-        max_position_embeddings=length,
-    )
+    config = replace(config, vocab_size=vocab_size, max_positions=length)
+    with torch.device("meta"):
+        content, _ = hugging_face_files(config, Decoder(config).state_dict())
+    return AutoConfig.for_model(content.pop("model_type"), **content)
 
 
 def trainer_speed(

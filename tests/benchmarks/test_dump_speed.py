@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from torch.nn.utils.rnn import pad_sequence
 
 from datamodules import ActivationDumpDataModule
 from datamodules.activations.documents import Pieces, PositionRule
@@ -105,11 +106,9 @@ def plain_batches(store: ActivationStore) -> list[Any]:
 
 def padded(batch: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Any, Any, Any]:
     """Return input_ids, attention_mask and positions, as a plain script's collate function."""
-    ids = np.zeros((len(batch), max(len(tokens) for tokens, _ in batch)), np.int64)
-    mask = np.zeros_like(ids)
-    for row, (tokens, _) in enumerate(batch):
-        ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
-    return ids, mask, [at for _, at in batch]
+    rows = [torch.from_numpy(tokens.astype(np.int64)) for tokens, _ in batch]
+    ids = pad_sequence(rows, batch_first=True, padding_value=-1).numpy()
+    return ids.clip(0), (ids >= 0).astype(np.int64), [at for _, at in batch]
 
 
 def plain_loop(folder: Path, batches: list[Any], target: Path) -> float:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import Decoder, DecoderConfig
@@ -47,14 +48,9 @@ def unisono_speed(folder: Path, documents: list[np.ndarray]) -> float:
 def padded(examples: list[dict[str, Any]]) -> tuple[dict[str, Tensor], int]:
     """Pad to the longest of the batch, as DataCollatorForLanguageModeling does; the first token of
     each document is no target."""
-    width = max(len(example["input_ids"]) for example in examples)
-    ids = torch.zeros(len(examples), width, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for row, example in enumerate(examples):
-        size = len(example["input_ids"])
-        ids[row, :size] = torch.from_numpy(example["input_ids"])
-        mask[row, :size] = 1
-    labels = ids.masked_fill(mask == 0, -100)
+    rows = [torch.from_numpy(example["input_ids"]) for example in examples]
+    labels = pad_sequence(rows, batch_first=True, padding_value=-100)
+    ids, mask = labels.clamp(min=0), (labels >= 0).long()
     batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
     return batch, int(mask.sum()) - len(examples)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from torch.nn.utils.rnn import pad_sequence
 
 from datamodules import Seq2SeqDataModule
 from datamodules.core.batches import padded_texts
@@ -79,9 +80,7 @@ def own_speed(folder: Path, place: Path) -> float:
 def padded_pairs(examples: list[dict[str, Any]]) -> tuple[dict[str, Any], int]:
     sources, targets = ([np.array(e[n]) for e in examples] for n in ("input_ids", "labels"))
     batch = padded_texts(sources)
-    labels = torch.full((len(targets), max(map(len, targets))), -100)
-    for row, ids in enumerate(targets):
-        labels[row, : len(ids)] = torch.from_numpy(ids)
+    labels = pad_sequence([*map(torch.from_numpy, targets)], True, -100)
     batch["attention_mask"] = batch["attention_mask"].long()
     return {**batch, "labels": labels}, sum(map(len, [*sources, *targets]))
 
