@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -137,6 +138,13 @@ def folder_with_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.wrong_inputs import make_run
 
     return make_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def copied_run(folder_with_run: Path, own_folder: Path) -> Path:
+    """The working folder, with a copy of `folder_with_run`."""
+    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
+    return own_folder
 
 
 @pytest.fixture

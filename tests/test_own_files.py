@@ -23,9 +23,8 @@ from lit_models.errors import one_screen
 from lit_models.training.metrics import evaluating
 from tests.occupation_coder.test_module import small_coder
 from tests.occupation_tables import index_of
-from tests.seq2seq.test_data import table
 from tests.seq2seq.test_module import ADAMW, SMALL, data_of
-from tests.text_corpora import text_file
+from tests.text_corpora import table, text_file
 from tests.toy import csv_rows, toy_trainer
 
 BOOK = CodeBook(CodeSystem(), ["07370", "51020"], ["Midwife", "Innkeeper"])

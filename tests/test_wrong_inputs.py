@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,37 +160,30 @@ WRONG_FILES: dict[str, tuple[list[str], dict[str, bytes | str], str]] = {
 WRONG = {name: (argv, {}, said) for name, (argv, said) in WRONG_OPTIONS.items()} | WRONG_FILES
 
 
-@pytest.fixture
-def folder(folder_with_run: Path, own_folder: Path) -> Path:
-    """A working folder with valid tables and a run of two training steps."""
-    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
-    return own_folder
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_input_is_one_screen_that_names_the_way_out_and_overwrites_nothing(
-    unisono, folder, name
+    unisono, copied_run, name
 ):
     argv, files, message = WRONG[name]
     for path, content in files.items():
         place(Path(path), content)
-    before = contents(folder)
+    before = contents(copied_run)
     status, output = unisono(*argv)
     assert status in (1, 2)
     assert re.search(message, error_of(output)), output
-    after = contents(folder)
+    after = contents(copied_run)
     assert {path: after.get(path) for path in before} == before
     new = sorted(after.keys() - before.keys())
     assert [path for path in new if not BEGUN.fullmatch(path) or "unfinished" in path] == []
 
 
-def test_a_pipe_is_refused_instead_of_waited_for(done, folder):
+def test_a_pipe_is_refused_instead_of_waited_for(done, copied_run):
     os.mkfifo("pipe.csv")
     output = done(*FIT, "--data.train_files=pipe.csv", status=1)
     assert "pipe.csv is a folder, pipe or device" in " ".join(output.split())
 
 
-def test_one_file_for_training_and_test_and_one_label_are_told(done, folder, caplog):
+def test_one_file_for_training_and_test_and_one_label_are_told(done, copied_run, caplog):
     Path("same.csv").write_text(re.sub(r"\d{5}", "83110", SOUND))
     files = ["--data.train_files=same.csv", "--data.test_files=[s*e.csv]"]
     done(*FIT, *files, "--trainer.fast_dev_run=true")
@@ -208,12 +200,12 @@ def test_one_file_for_training_and_test_and_one_label_are_told(done, folder, cap
         ("MASTER_ADDR", "node7.invalid", "MASTER_ADDR=node7.invalid is no machine that can be"),
     ],
 )
-def test_a_launchers_wrong_variable_is_named(done, folder, monkeypatch, name, value, message):
+def test_a_launchers_wrong_variable_is_named(done, copied_run, monkeypatch, name, value, message):
     monkeypatch.setenv(name, value)
     assert message in " ".join(done(*FIT, status=2).split())
 
 
-def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(done, folder):
+def test_a_trial_run_of_a_recipe_without_validation_needs_no_row_for_it(done, copied_run):
     recipe = ["--data.split.validation_share=0", "--trainer.limit_val_batches=0"]
     recipe += ["--test_after_fit=true"]
     output = done(*FIT, *recipe, "--trainer.fast_dev_run=true")

@@ -1,5 +1,6 @@
 """Small text corpora and their token stores, for tests."""
 
+import csv
 import json
 from dataclasses import dataclass
 
@@ -16,6 +17,13 @@ NO_SPLIT = TextSplit(0.0)
 def text_file(path, text):
     path.write_text(text, "utf-8")
     return path
+
+
+def table(path, rows, names=("source", "target")):
+    """Write a csv; return its path as a string."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    return str(path)
 
 
 def rows_file(path, rows):

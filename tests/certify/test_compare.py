@@ -1,6 +1,5 @@
 """Comparison of two records: differences are found and named, equal parts are not reported."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from lit_models.certify.compare import (
     read_record,
 )
 from lit_models.certify.probe import Probe, lines_of, rows_of
+from tests.text_corpora import rows_file
 from tests.toy import LitToy, ToyData, toy_trainer
 
 IDS = [str(number) for number in range(21)]
@@ -49,8 +49,7 @@ def findings(
         for part in (SEEN, "checkpoints"):
             (folder / name / part).mkdir(parents=True)
         for rank, lines in ranks.items():
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            (folder / name / SEEN / f"{rank}.jsonl").write_text(text)
+            rows_file(folder / name / SEEN / f"{rank}.jsonl", lines)
         weights = {"layer.weight": torch.tensor([value, 0.0], dtype=torch.float64)}
         path = folder / name / "checkpoints" / "last.ckpt"
         torch.save({"state_dict": weights, "global_step": 2}, path)

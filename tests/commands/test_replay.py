@@ -160,14 +160,13 @@ def test_a_step_is_that_of_the_lineage_of_the_final_weights(tmp_path, replayed, 
     assert "has no step 10: it has steps 1 to 9." in " ".join(output.split())
 
 
-def test_samples_of_the_coder_are_texts_and_codes(folder_with_run, own_folder, replayed):
-    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
+def test_samples_of_the_coder_are_texts_and_codes(copied_run, replayed):
     run = Path("runs/mine")
     content, output = replayed(run, 1)
     line = ledger_lines(run)[0]
     assert content["loss"] == pytest.approx(line["loss"], rel=1e-6)
     assert content["grad_norm"] == pytest.approx(line["grad_norm"], rel=1e-5)
-    rows = {tuple(row.split(",")) for row in (own_folder / "train.csv").read_text().splitlines()}
+    rows = {tuple(row.split(",")) for row in (copied_run / "train.csv").read_text().splitlines()}
     for words in (sample["description"] for sample in content["samples"]):
         assert (words["text"], words["language"], words["codes"]) in rows
     assert "network.encoder.layers.0" in content["grad_norms"]
@@ -178,9 +177,8 @@ def test_samples_of_the_coder_are_texts_and_codes(folder_with_run, own_folder, r
     assert "config-2.yaml" in output
 
 
-def test_data_that_have_changed_are_refused(folder_with_run, own_folder, done):
-    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
-    table = own_folder / "train.csv"
+def test_data_that_have_changed_are_refused(copied_run, done):
+    table = copied_run / "train.csv"
     table.write_text(table.read_text().replace("smith aa", "smith of Bergen"))
     output = done("replay", "runs/mine", "--step=1", status=1)
     assert "the data are not those of runs/mine" in output

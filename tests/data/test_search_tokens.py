@@ -1,6 +1,5 @@
 """Stored tokens of a collection: equal to fresh ones, and made anew when a fact changes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from datamodules.search.queries import Queries
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
 from tests.seo.retrieval_collection import write_collection
+from tests.text_corpora import rows_file
 from tests.toy import json_rows
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -70,9 +70,7 @@ def test_other_texts_under_the_same_ids_give_other_tokens(folder: Path, file: st
 
 
 def rewrite(path: Path, change: Any) -> None:
-    rows = json_rows(path)
-    lines = [json.dumps({**row, "text": change(row["text"])}) + "\n" for row in rows]
-    path.write_text("".join(lines))
+    rows_file(path, [{**row, "text": change(row["text"])} for row in json_rows(path)])
 
 
 def test_stored_tokens_are_not_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

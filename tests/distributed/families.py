@@ -1,6 +1,5 @@
 """Small runs of every family that uses the shared code, for the tests in this folder."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from tests.distributed.seo_family import SEO
 from tests.distributed.seo_retriever import WAYS
 from tests.seo.small_collection import bert_folder
 from tests.seq2seq.family import pair_files, seq2seq
-from tests.text_corpora import saved_tokenizer
+from tests.text_corpora import rows_file, saved_tokenizer
 from tests.toy import LitToy, ToyData
 
 TRADES = {"baker": "77610", "smith": "83110", "weaver": "75400", "sailor": "98135"}
@@ -174,7 +173,7 @@ def write_documents(path: Path, number: int) -> None:
     words = ("the", "old", "baker", "sold", "bread", "and", "salt", "by", "weight")
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(words, rng.integers(1, 10))) + f" {n}" for n in range(number)]
-    path.write_text("".join(json.dumps({"text": line[:60]}) + "\n" for line in lines))
+    rows_file(path, [{"text": line[:60]} for line in lines])
 
 
 def text_files(folder: Path) -> None:
@@ -182,8 +181,7 @@ def text_files(folder: Path) -> None:
     write_documents(folder / "documents.jsonl", number=60)
     pair_files(folder)
     prompts = [f"the {word}" for word in ("old", "baker", "old", "", "b", "salt by", "and so on")]
-    rows = [json.dumps({"prompt": f"{prompt} "}) for prompt in [*prompts, "x", "y"]]
-    (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+    rows_file(folder / "prompts.jsonl", [{"prompt": f"{p} "} for p in [*prompts, "x", "y"]])
 
 
 def causal_lm(

@@ -1,6 +1,5 @@
 """Modules of seo whose whole run takes a second, and their files."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.distributed.seo_retriever import retriever
 from tests.seo.pages import pages_of, write_pages, writer
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import adamw, ranker, ranking_data, small_encoder
+from tests.text_corpora import rows_file
 
 HEADS = {
     "price": LabelOptions("regression"),
@@ -44,8 +44,8 @@ def scored_texts(path: Path) -> None:
         for place, name in enumerate(labels):
             if number % 4 == place or number == 7:
                 labels[name] = None
-        rows.append(json.dumps({"text": f"{trade} {' '.join(words)}", **labels}))
-    path.write_text("\n".join(rows) + "\n")
+        rows.append({"text": f"{trade} {' '.join(words)}", **labels})
+    rows_file(path, rows)
 
 
 def text_scorer(folder: Path, options: dict[str, Any]) -> tuple[ExactModule, PlannedDataModule]:

@@ -13,7 +13,7 @@ from datamodules import demo
 from lit_models.cli import launch
 from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.training.checkpoints import read_checkpoint
-from tests.seq2seq.test_data import table
+from tests.text_corpora import table
 from tests.toy import csv_rows
 
 SMALL = {"width": 64, "num_layers": 1, "feed_forward": 128}

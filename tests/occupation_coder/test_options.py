@@ -18,7 +18,7 @@ from datamodules import Augmentation
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.cli import UnisonoCLI, launch
 from lit_models.training.checkpoints import read_checkpoint
-from tests.seq2seq.test_data import table
+from tests.text_corpora import table
 from tests.toy import csv_rows, ledger_lines
 
 QUIET = ["--trainer.enable_model_summary=false", "--trainer.enable_progress_bar=false"]

@@ -25,10 +25,9 @@ TABLE = f'id;job;lang\n1;smith a;en\n2;wéaver é;sv\n3;;en\n4;"{HOSTILE}; x";xq
 
 
 @pytest.fixture
-def run(folder_with_run, own_folder, own_cache) -> Path:
+def run(copied_run, own_cache) -> Path:
     """A copy of a trained run, with its table in the working folder."""
-    shutil.copytree(folder_with_run, own_folder, dirs_exist_ok=True)
-    return own_folder / "runs" / "mine"
+    return copied_run / "runs" / "mine"
 
 
 def elements(user: User, kind: type, label: str = "") -> list:

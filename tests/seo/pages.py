@@ -1,6 +1,5 @@
 """Small pages, and a run of a writer on them."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.seo.writer import LitSnippetWriter
 from lit_models.training.predictions import PredictionWriter
+from tests.text_corpora import rows_file
 from tests.toy import json_rows, toy_trainer
 
 NETWORK = DecoderConfig(max_positions=48, hidden_size=64, num_layers=2, num_heads=2)
@@ -31,8 +31,7 @@ def write_pages(path: Path, number: int = 4) -> str:
             page = {"html": f"<title>x</title><h1>Big {name}</h1><p>{text}</p>", "url": "nowhere"}
         own = {"title": f"Big {name}", "query": f"{name} food", "id": i}
         rows.append({**page, "description": "Animals.", **own})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+    return rows_file(path, rows)
 
 
 def writer(rate: float = 0.003, **options: Any) -> LitSnippetWriter:

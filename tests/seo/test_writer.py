@@ -9,6 +9,7 @@ from lit_models.commands.export import export
 from lit_models.seo.writer import LitSnippetWriter
 from lit_models.training import ErrorTable, Ledger
 from tests.seo.pages import pages_of, predict, write_pages, writer
+from tests.text_corpora import rows_file
 from tests.toy import csv_rows, json_rows, toy_trainer
 
 NAME = "lit_models.seo.writer.LitSnippetWriter"
@@ -68,9 +69,8 @@ def test_pages_without_a_title_are_written_for_too(trained, tmp_path):
     folder, _, _ = trained
     lines = json_rows(folder / "pages.jsonl")
     bare = [{"text": r["text"], "query": r["query"]} for r in lines if "text" in r]
-    (tmp_path / "bare.jsonl").write_text("".join(json.dumps(r) + "\n" for r in bare))
-    module = writer()
-    rows = predict(tmp_path, module, tmp_path / "bare.jsonl", ckpt_path=str(folder / "a.ckpt"))
+    path = rows_file(tmp_path / "bare.jsonl", bare)
+    rows = predict(tmp_path, writer(), path, ckpt_path=str(folder / "a.ckpt"))
     assert [row["snippet"] for row in rows] == [r["title"] for r in lines if "text" in r]
 
 

@@ -12,7 +12,7 @@ from datamodules.core.planned import LoaderOptions
 from lit_models import LitSeq2Seq
 from lit_models.seq2seq.decoding import Seq2SeqDecoding
 from lit_models.seq2seq.network import Seq2SeqConfig
-from tests.seq2seq.test_data import table
+from tests.text_corpora import table
 
 SMALL = Seq2SeqConfig(width=16, num_encoder_layers=1, num_decoder_layers=2, num_heads=2)
 

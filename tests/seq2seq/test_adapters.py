@@ -8,9 +8,9 @@ from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.commands.export import export
 from tests.distributed.launch import in_world, unisono_here
 from tests.seq2seq.family import pair_files
-from tests.seq2seq.test_data import table
 from tests.seq2seq.test_module import trained
 from tests.seq2seq.tiny import saved
+from tests.text_corpora import table
 from tests.toy import ledger_lines
 
 PAIRS = [(f"b{n}", "baker") for n in range(40)]

@@ -1,6 +1,5 @@
 """Pairs are read completely or refused with the reason; predictions stand beside their rows."""
 
-import csv
 import json
 
 import numpy as np
@@ -10,14 +9,9 @@ from datamodules import Seq2SeqDataModule
 from datamodules.files.splitting import TextSplit
 from datamodules.text.pairs import PairColumns
 from datamodules.tokenizers.text import TokenizerOptions
+from tests.text_corpora import rows_file, table
 
 PAIRS = [("smd", "smith"), ("bkr", "baker"), ("wvr of wool", "wool weaver"), ("smd", "smith")]
-
-
-def table(path, rows, names=("source", "target")):
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([names, *rows])
-    return str(path)
 
 
 def data_of(files, **options):
@@ -49,9 +43,9 @@ def test_a_sample_is_both_texts_with_their_ends(tmp_path):
 
 
 def test_columns_have_the_names_that_are_said(tmp_path):
-    rows = [json.dumps(dict(zip(("old", "new"), pair, strict=True))) for pair in PAIRS]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
-    data = data_of(str(tmp_path / "pairs.jsonl"), columns=PairColumns("old", "new"))
+    rows = [{"old": old, "new": new} for old, new in PAIRS]
+    path = rows_file(tmp_path / "pairs.jsonl", rows)
+    data = data_of(path, columns=PairColumns("old", "new"))
     _, found = examples(data)
     assert [tuple(map(data.tokenizer.decode, pair)) for pair in found] == PAIRS
 

@@ -17,8 +17,8 @@ from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.seq2seq.decoding import Seq2SeqDecoding
 from lit_models.seq2seq.module import WrittenMetrics
 from lit_models.seq2seq.network import Seq2SeqConfig
-from tests.seq2seq.test_data import table
 from tests.seq2seq.tiny import saved
+from tests.text_corpora import table
 from tests.toy import csv_rows, toy_trainer
 
 ADAMW = partial(torch.optim.AdamW, lr=0.01)

@@ -21,7 +21,7 @@ from lit_models.occupation_coder.module import LitOccupationCoder
 from lit_models.occupation_coder.network import NONE
 from tests.occupation_coder.test_module import small_coder, trainer_of
 from tests.occupation_coder.tiny import network_of, padded
-from tests.seq2seq.test_data import table
+from tests.text_corpora import table
 from tests.toy import toy_trainer
 
 QUARTERS = [0.5, 0.25, 0.75, 0.125, 1.0, 0.0625, 0.375, 0.875, 0.625]

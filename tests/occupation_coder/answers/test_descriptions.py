@@ -11,7 +11,7 @@ from lit_models.occupation_coder import linear
 from lit_models.occupation_coder.loss import OccupationLossOptions
 from tests.occupation_coder.test_module import small_coder, trainer_of
 from tests.occupation_coder.tiny import padded
-from tests.seq2seq.test_data import table
+from tests.text_corpora import table
 
 
 def test_the_margin_is_the_cosine_less_what_it_costs_to_have_no_text():

@@ -7,7 +7,7 @@ import torch
 from datamodules import Columns, OccupationDataModule
 from lit_models.occupation_coder.answers.scores import RESAMPLES, ScoreTable, interval, score_table
 from tests.occupation_coder.test_module import small_coder, trainer_of
-from tests.seq2seq.test_data import table
+from tests.text_corpora import table
 from tests.toy import csv_rows
 
 

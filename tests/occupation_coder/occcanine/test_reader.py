@@ -19,8 +19,7 @@ from tests.occupation_coder.occcanine.layout import (
     hub_folder,
     random_model,
 )
-from tests.seq2seq.test_data import table
-from tests.text_corpora import text_file
+from tests.text_corpora import table, text_file
 
 
 @pytest.fixture(scope="module")
