@@ -59,9 +59,10 @@ def test_codes_of_which_a_part_lost_its_zeros_are_named_by_training_too(tmp_path
     data.prepare_data()
     data.setup("fit")
     assert warning in caplog.text
-    assert code_warnings(["1", "2", "1, 2", "1,3", "a b"]) == [
+    assert code_warnings(["1", "2", "1, 2", "1,3", "a b", "?"]) == [
+        "1 codes have no letter or digit: ?; empty such cells if they mean that there is no code.",
         '1 codes look like several in one, such as "1, 2"; cut such cells with '
-        "--data.columns.code_separator=','."
+        "--data.columns.code_separator=','.",
     ]
     with pytest.raises(ValueError, match='in the code book, code "7370" seems to have lost its'):
         CodeBook(CodeSystem(), ["7370", "51020"], ["", ""]).index("07370")

@@ -359,6 +359,11 @@ def code_warnings(codes: Iterable[str]) -> list[str]:
             f"{len(cut)} codes may have lost a leading zero: {', '.join(cut[:10])}; read and save "
             "code columns as text."
         )
+    if marks := [code for code in known if not any(map(str.isalnum, code))]:
+        warnings.append(
+            f"{len(marks)} codes have no letter or digit: {', '.join(marks[:10])}; empty such "
+            "cells if they mean that there is no code."
+        )
     for mark in ",;|/+ ":
         parts = {code: {part.strip() for part in code.split(mark)} for code in known}
         if joined := [code for code in known if mark in code and parts[code] <= {*known}]:
