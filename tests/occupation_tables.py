@@ -6,6 +6,7 @@ from typing import Any
 from datamodules import CodeSystem, Columns, OccupationDataModule, SplitOptions
 from datamodules.files.rows import OnBadRows
 from datamodules.occupations.store import PredictIndex, StoreRequest, open_index
+from tests.text_corpora import table as csv_table
 
 ROWS = [
     ("Wine and spirit merchant", "en", "41025", ""),
@@ -20,9 +21,7 @@ COLUMNS = Columns(language="language")
 def table(
     path: Path, rows: list[tuple[str, ...]], header: str = "text,language,code_1,code_2"
 ) -> str:
-    lines = [header, *(",".join(row) for row in rows)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return str(path)
+    return csv_table(path, rows, header.split(","))
 
 
 def many(num_rows: int, codes: int = 4) -> list[tuple[str, ...]]:
