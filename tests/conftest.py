@@ -45,7 +45,7 @@ ALONE = ("soak", "smoke", "benchmark", "gpu")
 LONGEST = (
     *("test_matrix", "test_chaos", "test_torchrun", "test_on_ray", "test_sharding"),
     *("test_tensor_parallel", "test_slurm", "test_slurm_submit", "test_own_parts"),
-    *("test_cluster_readme", "test_matrix_spawn", "test_gpt2_chain", "test_gpu_benchmark"),
+    *("test_cluster_readme", "test_gpt2_chain", "test_gpu_benchmark"),
 )
 
 

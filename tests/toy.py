@@ -21,7 +21,7 @@ from datamodules.core.plan import PlanOptions, rng_for
 from datamodules.core.planned import LoaderOptions, PlannedDataModule, PlannedDataset, Stage
 from lit_models.commands.verify import read_ledger, surviving
 from lit_models.training import LastCheckpoint, default_callbacks
-from lit_models.training.exact import ExactModule
+from lit_models.training.exact import ExactModule, missing_kinds
 from lit_models.training.metrics import LossSum, SampleResult, SumCount
 from lit_models.training.optim import configured, parameter_groups
 
@@ -154,6 +154,11 @@ class LitToy(ExactModule):
 
     def configure_optimizers(self) -> Any:
         return configured(self, self.optimizer(parameter_groups(self)), self.lr_scheduler)
+
+
+def callbacks_with(*own: Callback) -> list[Callback]:
+    """Return the project's callbacks, with these in place of those of their classes."""
+    return [*missing_kinds(default_callbacks(), [*own]), *own]
 
 
 def toy_trainer(folder: Path, **options: Any) -> Trainer:

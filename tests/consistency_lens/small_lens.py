@@ -14,11 +14,10 @@ from lit_models import LitConsistencyLens
 from lit_models.consistency_lens.lens import LensOptions
 from lit_models.consistency_lens.loss import LensLosses, LossWeight
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training import default_callbacks
-from lit_models.training.checkpoints import LastCheckpoint
+from lit_models.training import LastCheckpoint
 from tests.activation_dumps import stories
 from tests.distributed.lens_family import LENS_SUBJECT, lens_documents, story_files
-from tests.toy import toy_trainer
+from tests.toy import callbacks_with, toy_trainer
 
 BOTH = LensLosses(
     teacher_text=LossWeight(1.0, end=2),
@@ -49,8 +48,7 @@ def story_data(folder: Path, **options: Any) -> ActivationDataModule:
 
 def trainer(folder: Path, every: int = 1, **options: Any) -> Trainer:
     """Return a quiet trainer that saves every few steps."""
-    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
-    callbacks.append(LastCheckpoint(every_n_steps=every, every_epoch=False))
+    callbacks = callbacks_with(LastCheckpoint(every_n_steps=every, every_epoch=False))
     given = {"callbacks": callbacks, "max_epochs": 9, "limit_val_batches": 1, **options}
     return toy_trainer(folder, **given)
 

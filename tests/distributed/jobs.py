@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from lit_models.causal_lm.module import Samples
 from lit_models.certify.probe import EVALUATIONS, Probe, evaluate
-from lit_models.training import AveragedWeights, Rehearsal, default_callbacks, optim
+from lit_models.training import AveragedWeights, Rehearsal, optim
 from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.sharding import local_parts, num_copies, whole
 from lit_models.training.strategies import FullyShardedStrategy, replicated
 from tests.distributed.families import FAMILIES, SPECIAL
-from tests.toy import toy_trainer
+from tests.toy import callbacks_with, toy_trainer
 
 STEPS = 10
 STAGES = [*EVALUATIONS.values()]
@@ -59,15 +59,11 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
     module, data = {**FAMILIES, **SPECIAL}[job["family"]](folder, job.get("data", {}))
     stages, logger = [*job.get("stages", STAGES)], None
     probe = Probe(attempt=2 if "resume" in job else 1, stages=stages)
-    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
     every = {"every_n_steps": 5, "every_epoch": False}
-    callbacks.append(LastCheckpoint(**{**every, **job.get("last", {})}))
-    if "decay" in job:
-        callbacks.append(AveragedWeights(job["decay"]))
-    callbacks += [*job.get("callbacks", ()), probe]
+    own = [LastCheckpoint(**{**every, **job.get("last", {})}), *job.get("callbacks", ()), probe]
+    own += [AveragedWeights(job["decay"])] if "decay" in job else []
     if "positions" in job:
-        callbacks = [c for c in callbacks if not isinstance(c, Rehearsal)]
-        callbacks.append(Rehearsal(HandMade(module, job["positions"][rank])))
+        own.append(Rehearsal(HandMade(module, job["positions"][rank])))
     strategy = job["strategy"]
     if not job.get("is_named"):  # as the command line does
         strategy = replicated(strategy) or strategy
@@ -76,12 +72,12 @@ def run_job(folder: Path, job: dict[str, Any]) -> None:
         StrategyRegistry.register(strategy, FullyShardedStrategy, **job["sharding"])
     if job["family"] == "causal_lm" and stages:
         logger = TensorBoardLogger(folder, name="board", version="")
-        callbacks.append(Samples(["the", "d"], 3, module.generation))
+        own.append(Samples(["the", "d"], 3, module.generation))
     trainer = toy_trainer(
         folder,
         devices=job.get("devices", int(os.environ.get("WORLD_SIZE", "1"))),
         strategy=strategy,
-        callbacks=callbacks,
+        callbacks=callbacks_with(*own),
         logger=logger or False,
         **{"max_steps": STEPS, "max_epochs": 9, "gradient_clip_val": 1.0, **job.get("trainer", {})},
     )
@@ -142,20 +138,21 @@ class HandMade:
     """A memory of so many positions, of which a batch takes as many as it has."""
 
     def __init__(self, module: Any, num_positions: int) -> None:
-        self.capacity_bytes, self.largest = num_positions * 10**9, 0
+        self.capacity_bytes, self.tried = num_positions * 10**9, list[int]()  # rows of each trial
         training_step = module.training_step
 
         def noting_step(batch: Any, batch_idx: int) -> Any:
-            self.largest = max(self.largest, batch["values"].numel())
+            self.rows, self.positions = batch["values"].shape
             return training_step(batch, batch_idx)
 
         module.training_step = noting_step
 
     def start(self) -> None:
-        self.largest = 0
+        """Do nothing: a trial has one batch."""
 
     def peak_bytes(self) -> int:
-        return self.largest * 10**9  # weights and their copies are negligible beside it
+        self.tried.append(self.rows)
+        return self.rows * self.positions * 10**9  # weights are negligible beside it
 
 
 class GradientSums(Callback):

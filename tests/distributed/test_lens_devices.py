@@ -11,7 +11,6 @@ from datamodules import ActivationDumpDataModule
 from datamodules.activations.store import ActivationStore
 from datamodules.core.planned import LoaderOptions
 from lit_models import LitSubject
-from lit_models.training import default_callbacks
 from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import AVERAGED
 from lit_models.training.predictions import PredictionWriter
@@ -20,7 +19,7 @@ from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import in_world
 from tests.distributed.lens_family import JOINT_START, LENS_SUBJECT, lens_documents, story_files
 from tests.distributed.test_sharding import last
-from tests.toy import assert_same_samples, ledger_lines, toy_trainer
+from tests.toy import assert_same_samples, callbacks_with, ledger_lines, toy_trainer
 from tests.training.test_predictions import Cut, CutAfter
 
 pytestmark = pytest.mark.slow
@@ -35,10 +34,9 @@ def dump(folder: Path, *names: str, until: int = 10_000) -> None:
         batches = {"global_batch_size": 1, "loader": LoaderOptions(num_workers=0)}
         documents = lens_documents(folder / name, min_position=1)
         data = ActivationDumpDataModule(str(store), **documents, **batches)
-        callbacks = [c for c in default_callbacks() if not isinstance(c, PredictionWriter)]
         writer = PredictionWriter()
         writer.part_batches = 4
-        callbacks += [writer, CutAfter(until)]
+        callbacks = callbacks_with(writer, CutAfter(until))
         devices = int(os.environ.get("WORLD_SIZE", "1"))
         strategy = ReplicatedStrategy() if devices > 1 else "auto"
         options = {"devices": devices, "strategy": strategy, "callbacks": callbacks}

@@ -20,6 +20,7 @@ from tests.distributed.launch import FORKED, in_world
 from tests.distributed.lens_family import story_files
 from tests.distributed.seo_family import SEO, seo_files
 from tests.toy import assert_same_samples, ledger_lines
+from tests.training.test_memory import assert_equal
 
 pytestmark = pytest.mark.slow
 GLOBAL_BATCH = 16
@@ -35,6 +36,7 @@ FEW = [(1, "ddp", 1), (2, "ddp", 4), (2, "fsdp", 1), (3, "ddp", 1)]
 SHAPES_OF = {"occupation_coder": PAIRS, **dict.fromkeys(("seq2seq", *SEO), FEW)}
 IN_HALF = [family for family in FAMILIES if family != "toy"]
 UNCUT = ("retriever",)  # a step is one micro-batch, since the loss couples its samples
+SPAWNED = ("toy", "occupation_coder", "consistency_lens")  # the first one is evaluated, too
 
 
 def cells_of(family: str, shapes: list[tuple[int, str, int]]) -> list[Cell]:
@@ -42,6 +44,13 @@ def cells_of(family: str, shapes: list[tuple[int, str, int]]) -> list[Cell]:
 
 
 FIRST_CELLS = [cell for name in FAMILIES for cell in cells_of(name, SHAPES_OF.get(name, DIAGONAL))]
+# A retriever that computes its step in another way -> the one that it must equal on one device.
+SAME = {"retriever_chunked": "retriever", "retriever_dropout_chunked": "retriever_dropout"}
+RETRIEVERS = ("sparse_retriever", "retriever_sizes", "retriever_dropout")
+FIRST_CELLS += [(name, 1, "ddp", 1) for name in RETRIEVERS]
+FIRST_CELLS += [("sparse_retriever", 2, "ddp", 1), ("retriever_sizes", 2, "fsdp", 1)]
+FIRST_CELLS += [("retriever_chunked", 2, "fsdp", 1), ("retriever_dropout_chunked", 2, "ddp", 1)]
+MUTANT = ("retriever_mutant", 2, "ddp", 1)  # without gradients through what it gathers
 FIRST_CELLS += [("consistency_lens", 3, "ddp", 1), ("lens_layers", 2, "fsdp", 1)]
 for special in ("linear_coder", "documents", "lens_layers"):
     FIRST_CELLS += [(special, 1, "ddp", 1), (special, 2, "ddp", 4)]
@@ -93,17 +102,36 @@ def small_jobs(sizes: tuple[int, ...], num_processes: int) -> list[dict[str, Any
     return jobs
 
 
+def rehearsed_jobs(family: str, strategy: str) -> list[dict[str, Any]]:
+    """Return a run of two ranks with less and more memory, and one that is given what it finds."""
+    job = {"family": family, "strategy": strategy, "trainer": {"max_steps": 5}, "stages": ()}
+    data = {"global_batch_size": GLOBAL_BATCH}
+    auto = {"name": f"{family}-auto", "data": data, "positions": [80, 40]}  # 9 in the longest row
+    given = {"name": f"{family}-given", "data": {**data, "micro_batch_size": 4}}
+    return [{**job, **auto}, {**job, **given}]
+
+
+def spawned_job(family: str) -> dict[str, Any]:
+    """Return a run of a process that spawns two; each further stage spawns them again."""
+    data = {"global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2}
+    job = {"name": f"{family}-spawned", "family": family, "strategy": "ddp_spawn", "devices": 2}
+    return {**job, "data": data, **({} if family == "toy" else {"stages": ()})}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("matrix")
     for num_processes in (1, 2, 3, 4):
-        jobs = matrix_jobs(FIRST_CELLS, num_processes)
+        jobs = matrix_jobs([*FIRST_CELLS, MUTANT], num_processes)
         jobs += small_jobs(SMALL_SETS[:2], num_processes)
         # Three steps of every family, with weights that fsdp gathers in bfloat16.
         few = {"trainer": {"precision": "bf16-mixed", "max_steps": 3}, "stages": ()}
         few |= {"strategy": "fsdp", "data": {"global_batch_size": GLOBAL_BATCH}}
-        in_half = IN_HALF if num_processes == 2 else ()
-        jobs += [{"name": f"half-{family}", "family": family, **few} for family in in_half]
+        if num_processes == 1:
+            jobs += map(spawned_job, SPAWNED)
+        if num_processes == 2:
+            jobs += [{"name": f"half-{family}", "family": family, **few} for family in IN_HALF]
+            jobs += rehearsed_jobs("toy", "ddp") + rehearsed_jobs("tied", "fsdp")
         printed = run_world(folder, num_processes, jobs, METHODS.get(num_processes, FORKED))
         writers = [j for j in jobs if j["family"] == "causal_lm" and j.get("stages", True)]
         assert printed.count("a sample: the") == len(writers)  # one rank of each run prints
@@ -138,7 +166,8 @@ def assert_same(one: Path, other: Path, **bounds: float) -> None:
 
 
 def assert_one_device_ran_the_same(folder: Path, cell: Cell) -> None:
-    one, other = folder / name_of((cell[0], 1, "ddp", 1)), folder / name_of(cell)
+    base = SAME.get(cell[0], cell[0])
+    one, other = folder / name_of((base, 1, "ddp", 1)), folder / name_of(cell)
     assert len(ledger_lines(other)) == STEPS
     assert facts(other)["world_size"] == cell[1]
     assert facts(other)["start"] == facts(one)["start"]
@@ -166,6 +195,31 @@ def test_weights_gathered_in_bfloat16_have_nearly_the_losses_of_float64(runs, fa
 @pytest.mark.parametrize("cell", OTHER_CELLS, ids=name_of)
 def test_a_run_does_not_depend_on_any_other_cell_either(all_runs, cell):
     assert_one_device_ran_the_same(all_runs, cell)
+
+
+@pytest.mark.parametrize("family", SPAWNED)
+def test_spawned_processes_learn_as_one_device(runs, family):
+    one, two = runs / name_of((family, 1, "ddp", 1)), runs / f"{family}-spawned"
+    assert_same_samples(ledger_lines(one), ledger_lines(two))
+    torch.testing.assert_close(weights(two), weights(one), rtol=1e-8, atol=1e-10)
+    assert ledger_lines(two)[0]["world_size"] == 2
+    assert verify_run(two).faults == []
+    if family == "toy":
+        assert_same(one, two)
+
+
+def test_without_gradients_through_the_gathering_it_is_another_training(runs):
+    cells = ("retriever", 1, "ddp", 1), MUTANT
+    right, wrong = (ledger_lines(runs / name_of(cell)) for cell in cells)
+    assert wrong[0]["loss"] == pytest.approx(right[0]["loss"], rel=1e-10)
+    assert wrong[0]["grad_norm"] != pytest.approx(right[0]["grad_norm"], rel=1e-3)
+
+
+@pytest.mark.parametrize("family", ["toy", "tied"])
+def test_the_rank_with_the_least_memory_decides_on_the_micro_batch(runs, family):
+    auto, given = runs / f"{family}-auto", runs / f"{family}-given"
+    assert facts(auto)["micro_batch_size"] == 4
+    assert_equal(auto, given)
 
 
 @pytest.mark.parametrize("cell", [c for c in FIRST_CELLS if "lens" in c[0]], ids=name_of)

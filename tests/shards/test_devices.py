@@ -15,11 +15,10 @@ from datamodules.shards.datamodule import SourceOptions
 from lit_models import LitCausalLM
 from lit_models.causal_lm.network import DecoderConfig
 from lit_models.commands.verify import Status, verify_run
-from lit_models.training import default_callbacks
-from lit_models.training.checkpoints import LastCheckpoint
+from lit_models.training import LastCheckpoint
 from tests.distributed.launch import in_world
 from tests.shards.small import write_folder
-from tests.toy import ledger_lines, toy_trainer
+from tests.toy import callbacks_with, ledger_lines, toy_trainer
 
 STEPS, KILLED_AT = 40, 13
 
@@ -50,8 +49,7 @@ def train(folder: Path, is_killed: bool = False) -> None:
     )
     network = DecoderConfig(max_positions=64, hidden_size=16, num_layers=1, num_heads=2)
     module = LitCausalLM(partial(torch.optim.AdamW, lr=0.01), network=network)
-    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
-    callbacks += [LastCheckpoint(every_n_steps=5), *[KillAt()] * is_killed]
+    callbacks = callbacks_with(LastCheckpoint(every_n_steps=5), *[KillAt()] * is_killed)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = toy_trainer(
         folder, devices=world, strategy="ddp" if world > 1 else "auto", callbacks=callbacks

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers.logger import DummyLogger
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from datamodules.core import store
 from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, checkpoints
@@ -26,15 +28,15 @@ from lit_models.training.checkpoints import (
     SAVES,
     AtomicCheckpointIO,
     damage,
+    gathered,
     load_part,
     newest_checkpoint,
     on_host,
+    put_together,
     read_checkpoint,
     write_folder,
 )
 from lit_models.training.hyperparameters import plain_values
-from tests.distributed import folder_run
-from tests.distributed.folder_run import FEW, ROWS, TABLE
 from tests.distributed.launch import in_world
 from tests.toy import AfterSteps, LitToy, ToyData, toy_trainer
 
@@ -282,9 +284,56 @@ def save(path, step):
         dist.destroy_process_group()
 
 
+ROWS, FEW = torch.arange(15.0, dtype=torch.float64).reshape(5, 3), torch.ones(1, 2)
+TABLE = torch.arange(24.0).reshape(4, 6)
+
+
+def sharded_content(step):
+    """Return uneven rows, a row of one rank, copies, columns, and rows that are split twice."""
+    line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
+    sharded = functools.partial(distribute_tensor, src_data_rank=None)
+    weight = sharded(ROWS, line, [Shard(0)])
+    weights = {
+        "weight": weight,
+        "tied": weight,
+        "few": sharded(FEW, line, [Shard(0)]),
+        "hybrid": sharded(TABLE, square, [Replicate(), Shard(1)]),
+        "twice": sharded(TABLE, square, [Shard(0), Shard(0)]),
+        "plain": torch.tensor(3),
+    }
+    return {"state_dict": weights, "global_step": step}
+
+
+def write_together(folder):
+    """Write shards on four ranks while others compute, then again with a full disk on one rank."""
+    dist.init_process_group("gloo")
+    index, path, device = dist.get_rank(), folder / "last.ckpt", torch.device("cpu")
+    rest, own = gathered(sharded_content(4), device, 4)
+    group = dist.new_group(backend="gloo")
+    SAVES.write(functools.partial(write_folder, rest, own, path, group), in_background=True)
+    for _ in range(200):  # as training steps do while a save is under way
+        dist.all_reduce(torch.ones(1))
+    SAVES.settle()
+    rest, own = gathered(sharded_content(4), device, 1)
+    assert bool(own) == (index == 0)
+    if index == 0:
+        torch.save(put_together(rest, own), folder / "one.ckpt")
+
+    newer = gathered(sharded_content(8), device, 4)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if index == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, unlimited[1]))
+    try:
+        write_folder(*newer, path)
+    except OSError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        (folder / f"error-{index}").write_text(str(error))
+    dist.destroy_process_group()
+
+
 @pytest.mark.slow
 def test_four_ranks_write_what_one_reads_and_a_full_disk_of_one_leaves_the_old_folder(tmp_path):
-    in_world(4, folder_run.write, tmp_path)
+    in_world(4, write_together, tmp_path)
     path = tmp_path / "last.ckpt"
     for content in (read_checkpoint(path), torch.load(tmp_path / "one.ckpt", weights_only=True)):
         found = content["state_dict"]

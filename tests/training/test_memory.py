@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torchmetrics.aggregation import SumMetric
 
 from datamodules.core.plan import PlanOptions, PlanRequest, deal, make_plan
-from lit_models.training import ExactDropout, default_callbacks
+from lit_models.training import ExactDropout
 from lit_models.training.checkpoints import LastCheckpoint, read_checkpoint
 from lit_models.training.memory import GIB, Rehearsal, choose_strategy, heaviest_ids, state_bytes
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.rules import Verdict
 from lit_models.training.run import Topology
 from lit_models.training.strategies import strategy_name
-from tests.distributed.jobs import bytes_here
-from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
+from tests.distributed.jobs import HandMade, bytes_here
+from tests.toy import LitToy, ToyData, callbacks_with, ledger_lines, toy_trainer
 
 MIB = 2**20
 TWO = Verdict("cuda", [0, 1], 2)
@@ -92,9 +92,6 @@ def test_gpus_that_train_in_bf16_mixed_hold_whole_copies_by_fsdp_where_they_fit(
     assert choose_strategy(TWO, module, False, "bf16-mixed")[0] == "ddp"
 
 
-BASE, PER_POSITION = 100, 10  # bytes of the hand-made memory
-
-
 class Noisy(LitToy):
     """The toy with dropout, running statistics, a metric, and a record of shapes."""
 
@@ -112,22 +109,6 @@ class Noisy(LitToy):
         batch["values"] = self.noise(batch["values"])
         self.log("train/rows", float(len(batch["weight"])))
         return super().training_step(batch, batch_idx)
-
-
-class HandMade:
-    """A device whose memory holds a given number of positions."""
-
-    def __init__(self, module: Noisy, capacity_bytes: int) -> None:
-        self.module, self.capacity_bytes = module, capacity_bytes
-        self.tried: list[int] = []
-
-    def start(self) -> None:
-        self.before = len(self.module.shapes)
-
-    def peak_bytes(self) -> int:
-        shapes = self.module.shapes[self.before :]
-        self.tried.append(max(rows for rows, _ in shapes))
-        return BASE + PER_POSITION * max(math.prod(shape) for shape in shapes)
 
 
 class TooLong(Noisy):
@@ -154,15 +135,13 @@ class TooLong(Noisy):
 
 def fit(
     folder: Path, data: ToyData, module: Noisy | None = None, most: int = 20, **options: Any
-) -> tuple[Noisy, Any]:
+) -> tuple[Noisy, HandMade]:
     """Train with the hand-made memory; return the module and the meter."""
     module = module or Noisy(lr_scheduler=partial(WarmupDecay, warmup=3))
     resume, first = options.pop("resume", None), options.pop("first", [])
-    meter = HandMade(module, BASE + PER_POSITION * most)
-    own = [c for c in default_callbacks() if not isinstance(c, Rehearsal | LastCheckpoint)]
-    callbacks = [*first, *own]
-    callbacks += [LastCheckpoint(every_n_steps=5, every_epoch=False), Topology()]
-    callbacks.append(Rehearsal(meter))
+    meter = HandMade(module, most)
+    saves = LastCheckpoint(every_n_steps=5, every_epoch=False)
+    callbacks = [*first, *callbacks_with(saves, Topology(), Rehearsal(meter))]
     seed_everything(1, verbose=False)
     toy_trainer(folder, callbacks=callbacks, **options).fit(module, data, ckpt_path=resume)
     return module, meter
