@@ -3,11 +3,13 @@
 Shapes: B samples, A numbers in all answers together, K samples kept.
 """
 
+import glob
 import hashlib
 import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ COLUMNS = {
     **dict.fromkeys(("given", "first relevant", "written", "explanation"), "answer"),
 }
 LAST = ("confidence", "seen in training", "sample", "loss")
+DIGITS = 12  # of the digest in the name of a folder of parts
 DROPPED, BATCHES = -torch.inf, 64  # loss and id of rows to drop; batches between drops
 
 
@@ -49,9 +52,8 @@ class PredictionWriter(Callback):
     `datamodule.write_predictions(results, path)`.
     """
 
-    part_batches = 32  # in one part file; a kill loses at most this many per device
+    part_batches, part_s = 32, 60.0  # batches or seconds; a kill loses at most so much per device
     _rows: list[dict[str, np.ndarray]]  # results of batches that are in no part file yet
-    _batches: list[int]
     _folder: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -65,7 +67,7 @@ class PredictionWriter(Callback):
                 "with --data.predict_output."
             )
         trainer.datamodule.find_done_batches = lambda: self.done_batches(trainer, pl_module)
-        self._rows, self._batches = [], []  # an interrupt may have left some
+        self._rows, self._written_at = [], time.monotonic()  # an interrupt may have left some
 
     def done_batches(self, trainer: Trainer, pl_module: LightningModule) -> frozenset[int]:
         """Return the batches that an interrupted prediction with the same weights has written; the
@@ -74,7 +76,7 @@ class PredictionWriter(Callback):
         request, recipe = trainer.datamodule.request("predict"), getattr(pl_module, "recipe", None)
         # The folder of parts is named by a digest of all that a prediction depends on.
         facts = [request.digest(), dict(pl_module.hparams), recipe, str(trainer.precision)]
-        digest = weights_digest(trainer, facts)[:12]
+        digest = weights_digest(trainer, facts)[:DIGITS]
         self._folder = output.with_name(f".{output.name}.{digest}.parts")
         self._folder.mkdir(parents=True, exist_ok=True)
         done: set[int] = set()
@@ -92,9 +94,10 @@ class PredictionWriter(Callback):
         rows = {name: value.cpu() for name, value in outputs.items()}
         rows |= {n: v.float() for n, v in rows.items() if v.dtype == torch.bfloat16}  # for numpy
         rows["sample_id"] = batch["sample_id"].cpu()
+        rows["batches"] = torch.tensor([batch["step_index"]])
         self._rows.append({name: value.numpy() for name, value in rows.items()})
-        self._batches.append(int(batch["step_index"]))
-        if len(self._batches) >= self.part_batches:
+        is_late = time.monotonic() - self._written_at > self.part_s
+        if is_late or len(self._rows) >= self.part_batches:
             self._flush()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -106,18 +109,18 @@ class PredictionWriter(Callback):
             dataset = data.datasets["predict"]
             num_samples = len(dataset.lengths)
             data.write_predictions(merged(self._folder, num_samples), output)
-            shutil.rmtree(self._folder)
+            for folder in output.parent.glob(f".{glob.escape(output.name)}.{'?' * DIGITS}.parts"):
+                shutil.rmtree(folder)  # also those of killed predictions with other options
             print(f"{num_samples:,} {dataset.noun} predicted, written to {output}", flush=True)
 
     def _flush(self) -> None:
-        if not self._batches or self._folder is None:
+        if not self._rows or self._folder is None:
             return
-        rows, batches = self._rows, np.array(self._batches)
+        rows, self._rows, self._written_at = self._rows, [], time.monotonic()
         arrays: dict[str, Any] = {n: np.concatenate([row[n] for row in rows]) for n in rows[0]}
-        target = self._folder / f"part-{self._batches[0]:09d}.npz"
+        target = self._folder / f"part-{rows[0]['batches'][0]:09d}.npz"
         with naming(target), replacing(target) as unfinished, open(unfinished, "wb") as file:
-            np.savez(file, batches=batches, **arrays)
-        self._rows, self._batches = [], []
+            np.savez(file, **arrays)
 
 
 def weights_digest(trainer: Trainer, facts: Any) -> str:

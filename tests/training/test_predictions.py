@@ -31,15 +31,14 @@ class CutAfter(Callback):
             raise Cut
 
 
-def predict(folder, cut_after=None, module=None, size=4, output="out.csv", **trainer_options):
+def predict(folder, cut_after=None, module=None, output="out.csv", part_batches=1, **trainer):
     counter, writer = CutAfter(cut_after or 10_000), PredictionWriter()
-    writer.part_batches = 1
+    writer.part_batches = part_batches
     callbacks = [writer, counter]
-    options = {"callbacks": callbacks, "enable_checkpointing": False, **trainer_options}
-    trainer = toy_trainer(folder, **options)
-    data = ToyData(global_batch_size=size, predict_output=str(folder / output))
+    options = {"callbacks": callbacks, "enable_checkpointing": False, **trainer}
+    data = ToyData(global_batch_size=4, predict_output=str(folder / output))
     try:
-        trainer.predict(module or LitToy(), data, return_predictions=False)
+        toy_trainer(folder, **options).predict(module or LitToy(), data, return_predictions=False)
     except Cut:
         assert cut_after
     return counter.seen
@@ -74,6 +73,15 @@ def test_parts_of_other_weights_are_not_used(tmp_path):
     other.configure_model()
     next(iter(parameter_groups(other)))["params"][0][1].data += 1
     assert predict(tmp_path, module=other) == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_a_kill_within_the_first_part_file_loses_a_minute_at_most(tmp_path, monkeypatch):
+    predict(tmp_path, cut_after=4, part_batches=32)
+    assert not list(tmp_path.rglob("part-*"))
+    monkeypatch.setattr(PredictionWriter, "part_s", 0.0)
+    predict(tmp_path, cut_after=4, part_batches=32)
+    assert predict(tmp_path) == 2
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path):
