@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -197,8 +198,7 @@ class LitCausalLM(ExactModule):
             source = None if folder is None else load_network(folder, None)
             if source is not None and self.is_training_run:
                 check_isolation(source)
-            weights = _first_weights(recipe, source)
-            self.late_weights.append((f"network.{name}", weight) for name, weight in weights)
+            self.late_weights.append(_first_weights(recipe, source))
         if self.hparams.freeze:
             freeze(self.network, self.hparams.freeze)
         sizes = (self.tokenizer.byte_lengths(), self.network.head.weight.shape[0])
@@ -316,16 +316,22 @@ class LitCausalLM(ExactModule):
 
 
 def _first_weights(recipe: Recipe, source: nn.Module | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and values of a new network's weights one by one: those of `source`, or randomly
-    drawn ones, then the adapters'."""
+    """Yield names and values of a new network's weights: those of `source`, or randomly drawn ones,
+    then the adapters'. It keeps none of them, so that one is freed before the next is drawn."""
     with torch.device("meta"):
         network = network_from_config(recipe["network"])
-    weights = network.drawn() if source is None else source.state_dict().items()
-    short = recipe["lora"] and recipe["lora"]["base_dtype"] != "float32"  # rounded, as elsewhere
-    yield from ((n, w.bfloat16() if short and w.is_floating_point() else w) for n, w in weights)
+    short = recipe["lora"] and recipe["lora"]["base_dtype"] != "float32"
+
+    def taken(name: str, weight: Tensor) -> tuple[str, Tensor]:
+        is_rounded = short and weight.is_floating_point()  # as elsewhere
+        return f"network.{name}", weight.bfloat16() if is_rounded else weight
+
+    yield from starmap(taken, network.drawn() if source is None else source.state_dict().items())
     if recipe["lora"]:
         add_lora(network, recipe["lora"])
-        yield from ((n, w.detach()) for n, w in network.named_parameters() if not w.is_meta)
+        for name, weight in network.named_parameters():
+            if not weight.is_meta:
+                yield f"network.{name}", weight.detach()
 
 
 def check_same(

@@ -10,12 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
-from torch.optim import Optimizer
+from torch.optim import Adafactor, Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lit_models.training.progress import budgeted_steps
+from lit_models.training.progress import budgeted_steps, check_monitor
 from lit_models.training.sharding import local_parts, sharded_like
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: the steepest slope at zero
@@ -332,6 +332,23 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return x.mT if is_tall else x
 
 
+def keep_numbers(optimizer: Optimizer) -> None:
+    """Let an optimizer load the single numbers of a parameter as they were saved, such as NAdam's
+    product of momenta; torch rounds them to the parameter's dtype."""
+    loaded: dict[str, Any] = {}
+
+    def restore(optimizer: Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for index, values in loaded.pop("state").items():
+            state = optimizer.state[parameters[index]]
+            for name, value in values.items():
+                if name != "step" and isinstance(value, Tensor) and value.ndim == 0:
+                    state[name] = value.to(state[name].device)
+
+    optimizer.register_load_state_dict_pre_hook(lambda _, state_dict: loaded.update(state_dict))
+    optimizer.register_load_state_dict_post_hook(restore)
+
+
 def reorder_by_name(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return a stored state in this optimizer's order, matched by name: by position, other groups
     would get each other's moments. Moments of another optimizer class are dropped."""
@@ -397,7 +414,13 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     Raises:
         ValueError: the schedule needs a length and the run has none, or it names no metric.
     """
+    if isinstance(optimizer, Adafactor) and any(isinstance(p, DTensor) for p in module.parameters()):
+        raise ValueError(
+            "torch's Adafactor takes means over rows and columns of whole matrices, and fsdp has "
+            "shards of them: use another optimizer, such as AdamW, or --trainer.strategy=ddp."
+        )
     optimizer.register_load_state_dict_pre_hook(reorder_by_name)
+    keep_numbers(optimizer)
     for group in optimizer.param_groups:
         group["lr"] *= group.get("lr_factor", 1.0)
         group[OPTIMIZER] = type(optimizer).__name__
@@ -412,6 +435,7 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
                 "torch's ReduceLROnPlateau does not name the metric that it follows; "
                 "lightning.pytorch.cli.ReduceLROnPlateau does: monitor, such as val/loss."
             )
+        check_monitor(module.trainer, "ReduceLROnPlateau", monitor)
         every = module.trainer.check_val_every_n_epoch or 1  # else its metric may be missing
         config = {"scheduler": schedule, "monitor": monitor, "frequency": every}
         return {"optimizer": optimizer, "lr_scheduler": config}

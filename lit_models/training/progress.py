@@ -33,6 +33,18 @@ def check_trainer(trainer: Trainer) -> None:
         for kind, why in REFUSED.items():
             if isinstance(callback, kind):
                 raise ValueError(f"{type(callback).__name__} {why}")
+    for stops in trainer.early_stopping_callbacks:
+        if stops.strict:
+            check_monitor(trainer, type(stops).__name__, stops.monitor)
+
+
+def check_monitor(trainer: Trainer, name: str, monitor: str) -> None:
+    """Raise ValueError if something follows a metric of the validation in a run that has none."""
+    if trainer.checkpoint_callbacks and monitor.startswith("val") and not trainer.enable_validation:
+        raise ValueError(
+            f"{name} follows {monitor}, but this run has no validation: leave {name} out, or "
+            "trainer.limit_val_batches=0."
+        )
 
 
 def settle_progress(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

@@ -415,6 +415,7 @@ class FullyShardedStrategy(ManagedProcesses, ModelParallelStrategy):
         for name, value in itertools.chain(*late):
             here = value if self.is_global_zero else torch.empty_like(value)
             weights[name].copy_(sharded_like(self._of_first_rank(here), weights[name]))
+            del value, here  # before the next one is drawn
         late.clear()
 
     def _shard(self, module: LightningModule) -> None:

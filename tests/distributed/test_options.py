@@ -1,6 +1,8 @@
 """Every option has an effect: each is changed, and the change shows in a world of one process."""
 
 import warnings
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from lightning.pytorch import Callback
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from lit_models.causal_lm.network import Decoder
 from lit_models.training import default_callbacks
 from lit_models.training.strategies import FullyShardedStrategy, ReplicatedStrategy, leave_group
-from tests.distributed.families import LitTied
+from tests.distributed.families import FAMILIES, LitTied, text_files
 from tests.toy import LitToy, ToyData, assert_same_samples, ledger_lines, toy_trainer
 
 
@@ -128,3 +131,29 @@ def test_weights_gathered_in_bfloat16_are_not_kept_for_the_backward_pass(
         assert (kept.bytes_each, len(groups)) == (bytes_each, num_groups)
         assert kept.dtypes == {torch.float32}
         assert trainer.precision == "bf16-mixed"
+
+
+def test_a_weight_is_freed_before_the_next_one_is_drawn(
+    tmp_path: Path, own_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, weights = Decoder.drawn, list[Any]()
+
+    def watched(weight: tuple[str, torch.Tensor]) -> tuple[str, torch.Tensor]:
+        assert not [one for one in weights if one() is not None]
+        weights.append(weakref.ref(weight[1]))
+        return weight
+
+    monkeypatch.setattr(Decoder, "drawn", lambda network: map(watched, drawn(network)))
+    text_files(tmp_path)
+    few = {"precision": 32, "max_steps": 1, "limit_val_batches": 0}
+    trainer = toy_trainer(tmp_path / "run", strategy=FullyShardedStrategy(), **few)
+    trainer.fit(*FAMILIES["causal_lm"](tmp_path / "run", {}))
+    assert len(weights) > 10
+
+
+def test_an_optimizer_that_needs_whole_matrices_is_refused_under_fsdp(
+    tmp_path: Path, own_environment: None
+) -> None:
+    trainer = toy_trainer(tmp_path, strategy=FullyShardedStrategy(), precision=32)
+    with pytest.raises(ValueError, match="Adafactor takes means .*strategy=ddp"):
+        trainer.fit(LitToy(partial(torch.optim.Adafactor, lr=0.01)), ToyData())

@@ -148,6 +148,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "val_check_interval is a time": {"val_check_interval": "00:00:10:00"},
     "interval is 8 optimizer steps, and an epoch has 7: lower it": {"val_check_interval": 8},
     "every_n_epoch is 0, and must be 1 or more": {"check_val_every_n_epoch": 0},
+    "EarlyStopping follows val/loss, but this run has no validation": {
+        **{"callbacks": [EarlyStopping("val/loss")], "limit_val_batches": 0}
+    },
 }
 
 

@@ -12,9 +12,9 @@ from torch.optim import lr_scheduler
 
 from lit_models.blocks import layer_rates
 from lit_models.commands.verify import verify_run
-from lit_models.training import AveragedWeights, LastCheckpoint, default_callbacks, optim
+from lit_models.training import AveragedWeights, LastCheckpoint, optim
 from lit_models.training.checkpoints import newest_checkpoint, read_checkpoint
-from tests.toy import AfterSteps, LitToy, ToyData, ledger_lines, toy_trainer
+from tests.toy import AfterSteps, LitToy, ToyData, callbacks_with, ledger_lines, toy_trainer
 
 
 def rates(steps, total, **options):
@@ -57,6 +57,8 @@ def test_a_schedule_that_follows_a_metric_falls_after_epochs_and_must_name_it(tm
     with pytest.raises(ValueError, match="does not name the metric that it follows"):
         toy_trainer(tmp_path).fit(LitToy(lr_scheduler=schedule), ToyData())
     schedule = partial(cli.ReduceLROnPlateau, monitor="val/loss", **plateau)
+    with pytest.raises(ValueError, match="Plateau follows val/loss, but this run has no validation"):
+        toy_trainer(tmp_path, limit_val_batches=0).fit(LitToy(lr_scheduler=schedule), ToyData())
     for every in (1, 2):  # epochs between validations
         folder, options = tmp_path / str(every), {"max_epochs": 3 * every}
         trainer = toy_trainer(folder, check_val_every_n_epoch=every, **options)
@@ -191,8 +193,7 @@ class Validated(AfterSteps):
 
 def fit_averaged(folder, decay=0.8, **options):
     seen = Validated()
-    callbacks = [c for c in default_callbacks() if not isinstance(c, LastCheckpoint)]
-    callbacks += [LastCheckpoint(every_n_steps=5), AveragedWeights(decay), seen]
+    callbacks = callbacks_with(LastCheckpoint(every_n_steps=5), AveragedWeights(decay), seen)
     resume = options.pop("ckpt_path", None)
     options = {"max_epochs": 2, "num_sanity_val_steps": 0, "callbacks": callbacks, **options}
     trainer = toy_trainer(folder, **options)

@@ -164,6 +164,17 @@ def test_an_optimizer_of_another_class_begins_without_moments(tmp_path):
     assert [(len(s), float(s["step"])) for s in states] == [(3, 3)] * 4
 
 
+@pytest.mark.parametrize("name", ["NAdam", "ASGD"])
+def test_numbers_beside_the_moments_are_resumed_unrounded(tmp_path, name):
+    def train(folder, **options):
+        return fit(folder, module=LitToy(partial(getattr(torch.optim, name), lr=0.01)), **options)
+
+    whole = train(tmp_path / "whole").state_dict()
+    train(tmp_path / "cut", cut_at=5)
+    resumed = train(tmp_path / "cut", resume=True).state_dict()
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
 def test_moments_find_their_parameter_by_name(tmp_path):
     class Reordered(LitToy):
         def parameters(self, recurse=True):
