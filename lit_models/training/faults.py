@@ -23,7 +23,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from datamodules.core.store import replacing
-from lit_models.training.ledger import ledger_of, of_all_ranks, record_of
+from lit_models.training.ledger import StepRecord, ledger_of, of_all_ranks
 
 USR1 = getattr(signal, "SIGUSR1", None)  # only on POSIX
 REQUEUE_SIGNALS = (signal.SIGTERM, *([] if USR1 is None else [USR1]))
@@ -118,7 +118,7 @@ class NonFinite(Callback):
     ) -> None:
         """Prevent the update if the gradient is not finite."""
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
-        record = record_of(pl_module)
+        record: StepRecord | None = getattr(pl_module, "step_record", None)
         norm = None if record is None else record.gradient_norm(optimizer)
         if norm is None or has_scaler:  # float16's loss scaler skips by itself
             return
@@ -130,7 +130,7 @@ class NonFinite(Callback):
             # Optimizers skip parameters without a gradient: no decay, no momentum, no step count.
             optimizer.zero_grad(set_to_none=True)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         """Act on the newest line of the ledger, on all ranks at the same step."""
         ledger = ledger_of(trainer)
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
@@ -140,7 +140,7 @@ class NonFinite(Callback):
         if ledger.latest is self._handled:
             return
         self._handled = ledger.latest
-        ranks = of_all_ranks(record_of(pl_module).suspects(step))  # type: ignore[union-attr]
+        ranks = of_all_ranks(pl_module.step_record.suspects(step))
         wrong, used = (sorted({i for rank in ranks for i in rank[k]}) for k in (0, 1))
         ids = wrong or used
         self.num_skipped += 1

@@ -200,7 +200,7 @@ class Ledger(Callback):
     _validated: dict[str, Tensor] = {}  # metrics of the newest validation
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if record_of(pl_module) is None:
+        if not hasattr(pl_module, "step_record"):
             raise ValueError(
                 f"the callback Ledger needs an ExactModule, got {type(pl_module).__name__}: leave "
                 "it out of this Trainer's callbacks, or train the module with `unisono fit`."
@@ -241,12 +241,12 @@ class Ledger(Callback):
         pl_module.step_record.gradient_norm(optimizer)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """After an optimizer step, read the previous step's vector and start to sum this one's."""
-        record = record_of(pl_module)
-        if trainer.global_step == self.steps_done or record is None:
-            return
+        if trainer.global_step == self.steps_done:
+            return  # in the middle of an accumulation
+        record: StepRecord = pl_module.step_record
         self.steps_done, self.phase = trainer.global_step, "step"
         before, self._clock = self._clock, time.perf_counter()
         facts = {
@@ -417,11 +417,6 @@ class Ledger(Callback):
 def ledger_of(trainer: Trainer) -> Ledger | None:
     """Return the ledger among a trainer's callbacks."""
     return next((c for c in trainer.callbacks if isinstance(c, Ledger)), None)
-
-
-def record_of(module: LightningModule) -> StepRecord | None:
-    """Return the step record of an `ExactModule`, `None` for another module."""
-    return getattr(module, "step_record", None)
 
 
 def is_distributed() -> bool:

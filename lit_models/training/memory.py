@@ -19,7 +19,7 @@ from datamodules.core import plan
 from datamodules.core.planned import PlannedDataModule
 from datamodules.shards.order import longest_rows
 from lit_models.training.dropout import ExactDropout
-from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks, record_of
+from lit_models.training.ledger import StepRecord, is_distributed, of_all_ranks
 from lit_models.training.progress import settle_progress
 from lit_models.training.rules import Verdict
 from lit_models.training.sharding import is_compiled, local_parts
@@ -150,7 +150,7 @@ class Rehearsal(Callback):
                 "--trainer.precision=bf16-mixed, which keeps weights in float32 shards."
             )
         data.take_micro_batch(plan.Rehearsed(size, load * gib, gib))
-        if checkpoint is not None and record_of(pl_module) is not None:
+        if checkpoint is not None and "ledger" in checkpoint:
             settle_progress(trainer, checkpoint)  # again, with the new accumulation
 
 
@@ -181,52 +181,47 @@ def untouched(trainer: Trainer, module: LightningModule) -> Iterator[None]:
 
 def load_of(trainer: Trainer, module: LightningModule, size: int, meter: DeviceMeter) -> float:
     """Return the share of memory, the largest over ranks, that the heaviest training micro-batch of
-    `size` takes, batched as by the loader; infinite if memory ran out."""
+    `size` takes, batched as by the loader; infinite if memory ran out.
+
+    Forward and backward pass run in the order of Lightning's loop. They call the module itself, not
+    its wrapper: ddp communicates nothing, so that a rank that runs out of memory leaves no other
+    rank waiting. With accumulation, the gradients of the previous batch stay while they run.
+    """
     data, dataset = trainer.datamodule, trainer.datamodule.datasets["train"]
     batching = plan.derive_batching(data.num_replicas, data.global_batch_size, size)
     num_chunks = data.num_replicas * batching.accumulate_grad_batches
     ids = heaviest_ids(dataset.lengths, data.global_batch_size, num_chunks)
     counts = plan.count_targets(ids, dataset.target_counts)
     batch = dataset.collated(plan.MicroBatch(0, 0, ids, np.ones(len(ids), np.float32), counts))
+    plugin = trainer.precision_plugin
+    # Dropout masks keyed by sample take more memory than those of a generator.
+    keyed = [callback for callback in trainer.callbacks if isinstance(callback, ExactDropout)]
+    if hasattr(module, "step_record"):
+        module.step_record = StepRecord()
     meter.start()
     try:
-        _try_batch(trainer, module, batch, batching.accumulate_grad_batches > 1)
+        batch = trainer.strategy.batch_to_device(plugin.convert_input(batch), dataloader_idx=0)
+        for callback in keyed:
+            callback.on_train_batch_start(trainer, module, batch, 0)
+        with plugin.train_step_context():
+            output = module.training_step(batch, 0)
+        loss = output["loss"] if isinstance(output, dict) else output
+        for callback in keyed:
+            callback.on_before_backward(trainer, module, loss)
+        if batching.accumulate_grad_batches == 1:  # Lightning frees the gradients only here
+            module.zero_grad(set_to_none=True)
+        loss.backward()
+        for callback in keyed:
+            callback.on_train_batch_end(trainer, module, output, batch, 0)
         load = meter.peak_bytes() / meter.capacity_bytes
     except torch.OutOfMemoryError:
         if is_distributed() and isinstance(trainer.strategy, ModelParallelStrategy):
             raise  # the others wait for the parameters of this rank
-        load = math.inf  # the tensors of the forward pass are freed when this block ends
+        load = math.inf
         if isinstance(module, FSDPModule):
             module.reset_iter_state()
         module.zero_grad(set_to_none=True)
     return max(of_all_ranks(load))
-
-
-def _try_batch(trainer: Trainer, module: LightningModule, batch: Any, is_accumulated: bool) -> None:
-    """Run forward and backward on one batch, in the order of Lightning's loop; with accumulation,
-    the gradients of the previous batch stay while it runs.
-
-    It calls the module itself, not its wrapper: ddp communicates nothing, so that a rank that runs
-    out of memory leaves no other rank waiting.
-    """
-    plugin = trainer.precision_plugin
-    batch = trainer.strategy.batch_to_device(plugin.convert_input(batch), dataloader_idx=0)
-    if hasattr(module, "step_record"):
-        module.step_record = StepRecord()
-    # Dropout masks keyed by sample take more memory than those of a generator.
-    keyed = [callback for callback in trainer.callbacks if isinstance(callback, ExactDropout)]
-    for callback in keyed:
-        callback.on_train_batch_start(trainer, module, batch, 0)
-    with plugin.train_step_context():
-        output = module.training_step(batch, 0)
-    loss = output["loss"] if isinstance(output, dict) else output
-    for callback in keyed:
-        callback.on_before_backward(trainer, module, loss)
-    if not is_accumulated:  # Lightning frees the gradients only here
-        module.zero_grad(set_to_none=True)
-    loss.backward()
-    for callback in keyed:
-        callback.on_train_batch_end(trainer, module, output, batch, 0)
 
 
 def heaviest_ids(lengths: Any, global_batch_size: int, num_chunks: int) -> np.ndarray:

@@ -44,24 +44,20 @@ def check_tensor_plan(module: nn.Module, plan: dict[str, TensorSplit], size: int
     Args:
         plan: name pattern -> split, from its `tensor_plan()`.
     """
-    changed = [
+    name = type(module).__name__
+    planless = f"{name} has no tensor_plan(), as own decoders, Llama, Mistral and Qwen have it"
+    reasons = [] if plan else [planless]
+    reasons += ["blocks are compiled (model.computation.compile)"] if is_compiled(module) else []
+    reasons += [
         f"{name} is a {type(layer).__name__}, no plain linear layer (model.lora?)"
         for name, layer, split in planned_layers(module, plan)
         if split.style != "input" and type(layer) is not nn.Linear
     ]
     units = {split.unit: split.count for split in plan.values() if split.unit}
-    uneven = [f"it does not divide {unit} {n}" for unit, n in units.items() if n % size]
-    reason = None
-    if not plan:
-        reason = f"{type(module).__name__} has no tensor_plan(), as own decoders, Llama, Mistral "
-        reason += "and Qwen have it"
-    elif is_compiled(module):
-        reason = "blocks are compiled (model.computation.compile)"
-    elif changed or uneven:
-        reason = [*changed, *uneven][0]
-    if reason is not None:
+    reasons += [f"it does not divide {unit} {n}" for unit, n in units.items() if n % size]
+    if reasons:
         raise ValueError(
-            f"tensor_parallel_size is {size}, but {reason}; change that, or leave "
+            f"tensor_parallel_size is {size}, but {reasons[0]}; change that, or leave "
             "tensor_parallel_size out: fsdp shards any module without it."
         )
 

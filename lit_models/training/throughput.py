@@ -66,7 +66,7 @@ class Throughput(Callback):
     def __init__(self, peak_flops: float | None = None) -> None:
         self.peak_flops = peak_flops
         self._is_on = False
-        self._pending: tuple[dict[str, Any], HostCopy | None] | None = None
+        self._pending: tuple[dict[str, Any], HostCopy] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -144,11 +144,10 @@ class Throughput(Callback):
             if self._peak is not None and isinstance(trainer.lightning_module, ExactModule):
                 flops = trainer.lightning_module.flops(used)
                 line["mfu"] = round(flops / seconds / self._peak / trainer.world_size, 4)
-        self._pending = line, None
-        if is_distributed():
-            waits = torch.zeros(trainer.world_size, device=trainer.strategy.root_device)
-            waits[trainer.global_rank].fill_(data_s)
-            self._pending = line, HostCopy(waits, dist.all_reduce(waits, async_op=True))
+        waits = torch.zeros(trainer.world_size, device=trainer.strategy.root_device)
+        waits[trainer.global_rank].fill_(data_s)
+        work = dist.all_reduce(waits, async_op=True) if is_distributed() else None
+        self._pending = line, HostCopy(waits, work)
         self._begin(trainer)
 
     def _write(self, trainer: Trainer) -> None:
@@ -156,8 +155,8 @@ class Throughput(Callback):
         if self._pending is None:
             return
         (line, waits), self._pending = self._pending, None
-        if waits is not None:
-            seconds = np.array(waits.read())
+        seconds = np.array(waits.read())
+        if len(seconds) > 1:
             spread = np.quantile(seconds, [0, 0.5, 1]).round(6).tolist()
             line |= dict(zip(DATA_OF_RANKS, spread, strict=True))
             line["slowest_rank"] = int(seconds.argmax())
