@@ -31,7 +31,7 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import digest_of, write_whole
-from lit_models import config_files
+from lit_models import config_files, run_files
 from lit_models.commands.report import shown
 from lit_models.engines import complete_rendezvous, in_launched_world
 from lit_models.errors import Refusal, UsageError, say, say_first, screen, usage_errors
@@ -40,10 +40,9 @@ from lit_models.training import run as runs
 from lit_models.training.bitwise import BitwiseSum
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.exact import ExactModule, follows_plan, missing_kinds
-from lit_models.training.export import START_ONLY
 from lit_models.training.faults import REPEATED_WITHIN_S, REQUEUE_SIGNALS, USR1, Preemption
 from lit_models.training.hyperparameters import StoredClasses, known_arguments
-from lit_models.training.ledger import Ledger, damaged_file, ledger_of, stop_reason
+from lit_models.training.ledger import Ledger, ledger_of
 from lit_models.training.memory import Rehearsal, choose_strategy
 from lit_models.training.predictions import ErrorTable, PredictionWriter
 from lit_models.training.rules import is_first_process
@@ -390,8 +389,8 @@ class UnisonoCLI(LightningCLI):
         if newest is not None:
             # Spawned processes have trained; this one learns of it only from their files. It logs
             # after their last step, and not as a resumed run, whose loggers would replace rows.
-            is_stopped = is_stopped or stop_reason(folder) is not None
-            content = checkpoints.read_checkpoint(newest, mmap=True, every_byte=False)
+            is_stopped = is_stopped or run_files.stop_reason(folder) is not None
+            content = run_files.read_checkpoint(newest, mmap=True, every_byte=False)
             if "loops" in content:  # else it holds weights alone
                 self.trainer.fit_loop.load_state_dict(content["loops"]["fit_loop"])
             self.trainer.loggers = self._loggers(None)
@@ -406,7 +405,7 @@ class UnisonoCLI(LightningCLI):
         path = checkpoints.checkpoint_to_use(folder)  # fast_dev_run keeps none
         if path is None or self.trainer.fast_dev_run or not is_first_process():
             return
-        content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
+        content = run_files.read_checkpoint(path, mmap=True, every_byte=False)
         states = content.get("callbacks", {}).values() if path.name == "best.ckpt" else ()
         best_states = [s for s in states if s.get("best_model_score") is not None][:1]
         words = [f"{s['monitor']} {shown(float(s['best_model_score']))}" for s in best_states]
@@ -523,7 +522,7 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     Raises:
         FileNotFoundError, ValueError: it is missing or damaged, or names a class not allowed.
     """
-    content = checkpoints.read_checkpoint(path, mmap=True, classes=classes, every_byte=False)
+    content = run_files.read_checkpoint(path, mmap=True, classes=classes, every_byte=False)
     values, step = dict(content.get("hyper_parameters", {})), content.get("global_step")
     class_path, _ = values.pop("_class_path", None), values.pop("_instantiator", None)
     if class_path is None:
@@ -532,7 +531,7 @@ def stored_values(path: str, classes: StoredClasses) -> tuple[dict[str, Any], in
     known, gone, _ = known_arguments(locate(class_path), values)
     if gone:
         say_first(f"{path} is of another version; {', '.join(gone)} has no effect any more")
-    init_args = {name: value for name, value in known.items() if name not in START_ONLY}
+    init_args = {name: value for name, value in known.items() if name not in run_files.START_ONLY}
     return {"class_path": class_path, "init_args": init_args}, step
 
 
@@ -542,7 +541,7 @@ def topology_of(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (TypeError, ValueError) as error:
-        raise damaged_file(path, error) from error
+        raise run_files.damaged_file(path, error) from error
 
 
 def start_values(config: Any, classes: StoredClasses) -> dict[str, Any]:
@@ -644,7 +643,7 @@ def launch(argv: list[str], kind: Callable[[list[str], Any], UnisonoCLI] = Uniso
         runs.release(Path(run.folder))
     if not is_first_process():
         return REQUEUE if is_stopped and is_srun_rank(os.environ) else 0
-    reason = stop_reason(Path(run.folder)) if verb == "fit" else None
+    reason = run_files.stop_reason(Path(run.folder)) if verb == "fit" else None
     if reason is None:
         return 0
     say(f"stopped by {reason}; everything is saved: the same command with --ckpt_path auto goes on")

@@ -127,6 +127,14 @@ def test_a_run_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     assert not {*NEEDLESS} & {*names}
 
 
+def test_a_command_that_only_reads_a_run_imports_no_lightning(tmp_path: Path) -> None:
+    toy_trainer(tmp_path, max_epochs=1).fit(LitToy(), ToyData())
+    code = f"from lit_models.__main__ import run; run(['verify', '{tmp_path}'])"
+    names = imported_by(f"import sys; {code}")
+    assert "lit_models.run_files" in names
+    assert "lightning" not in {name.partition(".")[0] for name in names}
+
+
 def test_a_step_of_two_ranks_is_one_bucket_and_one_vector(tmp_path: Path) -> None:
     printed = in_world(2, of_two_ranks, tmp_path)
     assert printed.count(f"collectives: {{'c10d::allreduce_': {2 * NUM_STEPS}}}") == 2

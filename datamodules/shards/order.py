@@ -5,7 +5,9 @@ fixed number of rows from each source, evenly interleaved. A sample id is the nu
 all sources, plus the number of all rows for each earlier time that the epoch has taken the row.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,15 @@ def stretches(lengths: Any) -> Iterator[np.ndarray]:
     """Yield lengths [N] in successive arrays that fit into memory."""
     for start in range(0, len(lengths), LENGTHS_AT_ONCE):
         yield lengths[start : start + LENGTHS_AT_ONCE]
+
+
+def plan_hash(request: Mapping[str, Any], repeats_first_epoch: bool, lengths: Any) -> str:
+    """Return the hash, 16 hex digits, of everything that determines a plan: the values of a
+    `PlanRequest`, whether every epoch repeats the first, and the positions of each sample [N]."""
+    digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
+    for stretch in stretches(lengths):
+        digest.update(np.ascontiguousarray(stretch, dtype="<i8").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def write_lengths(path: Path, lengths: Any) -> None:

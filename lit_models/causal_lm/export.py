@@ -20,7 +20,7 @@ from lit_models.causal_lm.pretrained import (
     PretrainedDecoder,
     network_from_config,
 )
-from lit_models.training.export import Layout
+from lit_models.run_files import Layout
 
 NetworkOf = Callable[[dict[str, Any]], Any]
 NETWORK, MODEL = "network.", "model."  # prefixes of weights in LitCausalLM and PretrainedDecoder

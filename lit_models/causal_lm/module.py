@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import starmap
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -316,22 +315,18 @@ class LitCausalLM(ExactModule):
 
 
 def _first_weights(recipe: Recipe, source: nn.Module | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and values of a new network's weights: those of `source`, or randomly drawn ones,
-    then the adapters'. It keeps none of them, so that one is freed before the next is drawn."""
+    """Yield names and values of a new network's weights one by one: those of `source`, or randomly
+    drawn ones, then the adapters'."""
     with torch.device("meta"):
         network = network_from_config(recipe["network"])
-    short = recipe["lora"] and recipe["lora"]["base_dtype"] != "float32"
-
-    def taken(name: str, weight: Tensor) -> tuple[str, Tensor]:
-        is_rounded = short and weight.is_floating_point()  # as elsewhere
-        return f"network.{name}", weight.bfloat16() if is_rounded else weight
-
-    yield from starmap(taken, network.drawn() if source is None else source.state_dict().items())
+    short = recipe["lora"] and recipe["lora"]["base_dtype"] != "float32"  # rounded, as elsewhere
+    for name, w in network.drawn() if source is None else source.state_dict().items():
+        yield f"network.{name}", w.bfloat16() if short and w.is_floating_point() else w
+        del w  # before the next one is drawn
     if recipe["lora"]:
         add_lora(network, recipe["lora"])
-        for name, weight in network.named_parameters():
-            if not weight.is_meta:
-                yield f"network.{name}", weight.detach()
+        added = ((n, w) for n, w in network.named_parameters() if not w.is_meta)
+        yield from ((f"network.{n}", w.detach()) for n, w in added)
 
 
 def check_same(

@@ -33,7 +33,7 @@ from lit_models.commands.verify import verify_run
 from lit_models.config_files import expand_configs
 from lit_models.engines.jobs import device_counts
 from lit_models.errors import UsageError, say, usage_errors
-from lit_models.training.ledger import FILE_NAME
+from lit_models.run_files import LEDGER
 from lit_models.training.run import code_facts, command_line
 
 LEVELS = {
@@ -210,7 +210,7 @@ class Trial:
             return
         bounds = self.bounds | ({"weights": 0.0} if way.level == "B" else {})
         way.findings = compare(reference, read_record(folder), bounds)
-        if (folder / FILE_NAME).exists():
+        if (folder / LEDGER).exists():
             proof = verify_run(folder)
             way.faults, way.proof = proof.faults, [": ".join(line) for line in proof.epoch_lines()]
         steps = {each.aspect: each.step for each in way.findings if each.step is not None}

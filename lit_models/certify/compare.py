@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_models.commands.verify import read_ledger, surviving
-from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.ledger import FILE_NAME, Row, json_lines
+from lit_models.run_files import LEDGER, Row, json_lines, read_checkpoint
 
 SEEN, TAPES = "seen", "tapes"  # folders that a probe writes into a run
 ASPECTS = ("samples", "losses", "norms", "weights", "metrics", "files")
@@ -82,7 +81,7 @@ def read_record(folder: Path) -> Record:
         if row["epoch"] in ended:
             record["samples"].setdefault(f"epoch {row['epoch']}", []).extend(row["rows"])
         record["samples"][f"{STEP}{step}"] = row["rows"]
-    if (folder / FILE_NAME).exists():
+    if (folder / LEDGER).exists():
         steps = surviving(read_ledger(folder)).steps
     for step, row in sorted(steps.items()):
         record["losses"][f"{STEP}{step}"] = row["loss"]

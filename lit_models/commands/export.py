@@ -32,8 +32,8 @@ def export(
         trust_checkpoint: import the class that the checkpoint names, from any package.
     """
     # Imported here, so that the help of the command does not load torch.
-    from lit_models.training.checkpoints import read_checkpoint, take_averaged
-    from lit_models.training.export import START_ONLY, Layout, class_of, paths_in, write_exported
+    from lit_models import run_files
+    from lit_models.training.checkpoints import take_averaged
     from lit_models.training.hyperparameters import StoredClasses
     from lit_models.training.optim import AVERAGED
 
@@ -42,7 +42,7 @@ def export(
             f"--to {to} is there and is never replaced; name a folder that is new or empty."
         )
     classes = StoredClasses(trust_checkpoint, [class_path] if class_path else [])
-    content = read_checkpoint(ckpt, classes=classes)
+    content = run_files.read_checkpoint(ckpt, classes=classes)
     values = content.get("hyper_parameters", {})
     class_path = class_path or values.get("_class_path")
     if class_path is None:
@@ -50,7 +50,7 @@ def export(
             f"{ckpt} was written by a script and does not name its class; give it with "
             "--class_path, such as --class_path=lit_models.LitOccupationCoder."
         )
-    module_class = class_of(class_path, ckpt, classes)
+    module_class = run_files.class_of(class_path, ckpt, classes)
     take_averaged(content)
     weights, chosen = "averaged" if AVERAGED in content else "last", content["state_dict"]
     if format is not None:
@@ -58,8 +58,8 @@ def export(
 
         return exported(ckpt, to, module_class, chosen, format, trust_checkpoint)
     recipe = module_class.stored_recipe(content)
-    layout = module_class.exported_layout(content, chosen, adapter) or Layout(chosen)
-    left_out = (*START_ONLY, *layout.replaced)
+    layout = module_class.exported_layout(content, chosen, adapter) or run_files.Layout(chosen)
+    left_out = (*run_files.START_ONLY, *layout.replaced)
     init_args = {n: v for n, v in values.items() if n[0] != "_" and n not in left_out}
     step, epoch = int(content.get("global_step", 0)), int(content.get("epoch", 0))
     packages = {name: version(name) for name in ("torch", "lightning", "safetensors")}
@@ -72,7 +72,7 @@ def export(
         "extra": {module_class.recipe_key: recipe} if module_class.recipe_key else {},
         **layout.values,
     }
-    write_exported(to, config, layout)
+    run_files.write_exported(to, config, layout)
 
     name = class_path.rpartition(".")[2]
     print(f"exported  {to}: {name}, {weights} weights of step {step}")
@@ -80,7 +80,7 @@ def export(
     num_bytes = sum(file.stat().st_size for file in to.iterdir())
     size = f"{num_parameters:,} parameters in {len(layout.weights)} tensors"
     print(f"size      {size}, {num_bytes / 1e6:,.1f} MB")
-    for path in sorted(paths_in(init_args)):
+    for path in sorted(run_files.paths_in(init_args)):
         print(f"needs     {path}: read when the module is built; keep it")
     if layout.reader:
         print(f"read      {layout.reader.format(folder=to)}")

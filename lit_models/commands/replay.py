@@ -29,7 +29,7 @@ from lit_models.cli import QUIET, built, silence_noise, topology_of
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
 from lit_models.errors import COLUMNS, labelled
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from lit_models.training.exact import ExactModule, share_of_step
 from lit_models.training.faults import NonFinite
 from lit_models.training.hyperparameters import StoredClasses

@@ -127,10 +127,10 @@ def read_run(folder: Path, now_s: float) -> RunRecord:
         ValueError: a line other than the last of its file is damaged, or the config is.
     """
     from lit_models.commands.verify import read_ledger, surviving
-    from lit_models.training.ledger import FILE_NAME, json_lines
+    from lit_models.run_files import LEDGER, json_lines
 
     ledger = read_ledger(folder)
-    age_s = now_s - (folder / FILE_NAME).stat().st_mtime
+    age_s = now_s - (folder / LEDGER).stat().st_mtime
     run = RunRecord(folder, ledger, surviving(ledger).steps, age_s)
     notes = run.notes
     for name, content in (("topology", run.topology), ("plan", run.plan), ("failure", run.failure)):

@@ -12,10 +12,9 @@ import numpy as np
 from rich.console import Console
 
 from datamodules.core.plan import digest_ids
-from datamodules.shards.order import add_sources, num_rows, of_sources, planned_epoch, request_of
+from datamodules.shards import order
 from lit_models.errors import run_guarded
-from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.ledger import FILE_NAME, Row, chained, damaged_file, json_lines, plan_hash
+from lit_models.run_files import LEDGER, Row, chained, damaged_file, json_lines, read_checkpoint
 
 SHOWN_FINDINGS = 10
 
@@ -162,9 +161,9 @@ def read_ledger(run: Path) -> list[Row]:
         FileNotFoundError: the run has no ledger.
         ValueError: a line other than the last is damaged.
     """
-    path = run / FILE_NAME
+    path = run / LEDGER
     if not path.exists():
-        what = f"{run} holds no {FILE_NAME}" if run.is_dir() else f"there is no run folder {run}"
+        what = f"{run} holds no {LEDGER}" if run.is_dir() else f"there is no run folder {run}"
         raise FileNotFoundError(f"{what}; name a run folder, such as runs/demo.")
     rows = json_lines(path)
     for number, row in enumerate(rows, 1):
@@ -190,7 +189,7 @@ def plan_of(run: Path) -> Row:
         )
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        request_of(plan["request"])
+        order.request_of(plan["request"])
         plan["repeats_first_epoch"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged_file(path, error) from error
@@ -252,14 +251,15 @@ def verify_run(run: Path) -> Proof:
     starts = [row for row in rows if _kind(row) == "start"]
     proof = Proof(discarded=lineage.discarded, attempts=[row["world_size"] for row in starts])
     newest = _check_chain_and_order(proof, rows)
-    own = plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
+    own = order.plan_hash(plan["request"], plan["repeats_first_epoch"], lengths)
     counted = {line["attempt"] for line in lineage.steps.values()}
     for row in starts:
         is_in_weights = row["attempt"] in counted or (not counted and row is starts[-1])
         if row["plan_hash"] != own and is_in_weights:
             text = f"attempt {row['attempt']} followed another plan than plan.json and its lengths"
             proof.add(Status.OFF_PLAN, text)
-    if len(lengths) == num_rows(request_of(plan["request"])):  # else reported: another plan
+    planned = order.num_rows(order.request_of(plan["request"]))
+    if len(lengths) == planned:  # else reported: another plan
         _check_epochs(proof, lineage, plan, lengths)
     _check_checkpoints(proof, run, newest)
     if not rows or rows[-1].get("event") not in ("ended", "stopped"):
@@ -303,9 +303,9 @@ def _check_chain_and_order(proof: Proof, rows: list[Row]) -> dict[str, int]:
 
 def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray) -> None:
     """Check that each step used the samples and targets of its plan and was applied."""
-    request, lines = request_of(plan["request"]), lineage.steps
+    request, lines = order.request_of(plan["request"]), lineage.steps
     for epoch, group in groupby(sorted(lines), lambda step: lines[step]["epoch"]):
-        made = planned_epoch(request, lengths, 0 if plan["repeats_first_epoch"] else epoch)
+        made = order.planned_epoch(request, lengths, 0 if plan["repeats_first_epoch"] else epoch)
         steps = samples = 0
         seen: set[int] = set()
         for number in group:
@@ -327,12 +327,12 @@ def _check_epochs(proof: Proof, lineage: Lineage, plan: Row, lengths: np.ndarray
             if line["digest"] != digest or line["samples"] != len(ids):
                 used = f"used {line['samples']} samples with digest {line['digest']}"
                 proof.add(Status.OFF_PLAN, f"{where}: {used}, planned {len(ids)} with {digest}")
-            sources = of_sources(request, lengths, ids)
+            sources = order.of_sources(request, lengths, ids)
             if line.get("sources", {}) != sources:
                 text = f"{where}: by sources {line.get('sources')}, planned {sources}"
                 proof.add(Status.OFF_PLAN, text)
             elif number not in lineage.left_out:
-                add_sources(proof.sources, sources)
+                order.add_sources(proof.sources, sources)
             if "planned_targets" in line:
                 text = f"{where}: the loss counted {line.get('targets')} targets, planned"
                 proof.add(Status.OFF_PLAN, f"{text} {line['planned_targets']}")

@@ -34,7 +34,7 @@ from lit_models.causal_lm.pretrained import read_recipe, text_config
 from lit_models.cli import UnisonoCLI, say_first
 from lit_models.config_files import did_you_mean, near_names
 from lit_models.errors import UsageError, usage_errors
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from lit_models.training.rules import is_first_process
 
 SCORES = GenerationOptions(mode="score")

@@ -44,7 +44,7 @@ class Shelf:
         self._held: dict[Any, Any] = {}  # key -> time of its file, value
         self._alone: list[Model] = []  # if the place holds no run
         if not self.runs():
-            from lit_models.training.checkpoints import read_checkpoint
+            from lit_models.run_files import read_checkpoint
 
             try:
                 content = read_checkpoint(self.place, mmap=True, every_byte=False)
@@ -110,8 +110,8 @@ class Shelf:
                     )
 
     def _module(self, model: Model) -> Any:
+        from lit_models.run_files import read_checkpoint
         from lit_models.training import ExactModule
-        from lit_models.training.checkpoints import read_checkpoint
 
         self._check(model, read_checkpoint(model.weights, mmap=True)["hyper_parameters"])
         return ExactModule.from_exported(model.weights).requires_grad_(False)

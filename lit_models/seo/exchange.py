@@ -18,6 +18,7 @@ from datamodules.core.store import replacing
 from datamodules.text.encoding import PROMPTS_FILE, TextEncoding
 from lit_models.causal_lm.adapters import merged_weights
 from lit_models.causal_lm.export import json_text
+from lit_models.run_files import write_tensors
 from lit_models.seo.encoders import (
     MODULES,
     POOLINGS,
@@ -26,7 +27,6 @@ from lit_models.seo.encoders import (
     TransformerEncoder,
 )
 from lit_models.seo.networks import BiEncoder, CrossEncoder
-from lit_models.training.export import write_tensors
 
 NAMES = {own: theirs for theirs, own in POOLINGS.items()}
 FOLDERS = {"Pooling": "sentence_transformer"}  # package of a sentence-transformers module, or base

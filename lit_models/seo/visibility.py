@@ -39,9 +39,9 @@ from lit_models.causal_lm.generation import score
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.pretrained import load_network, most_positions, read_recipe
 from lit_models.errors import run_guarded
+from lit_models.run_files import OWN_CONFIG
 from lit_models.seo.metrics import paired_bootstrap
 from lit_models.seo.retriever import LitRetriever
-from lit_models.training.export import OWN_CONFIG
 from lit_models.training.metrics import evaluating
 
 PROMPT = "Answer the question from the sources and cite them by number.\n\n{sources}\n\n"

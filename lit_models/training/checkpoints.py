@@ -10,11 +10,8 @@ code. A sharded checkpoint is a folder; a marker file that is written last makes
 import copy
 import itertools
 import math
-import pickle
-import re
 import threading
 import time
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,21 +28,24 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from datamodules.core.store import replacing, sha256_of, sync
-from lit_models import read_other
-from lit_models.training.export import CONFIG, OWN_CONFIG, read_exported, write_tensors
-from lit_models.training.hyperparameters import UNTRUSTED, StoredClasses
-from lit_models.training.ledger import HostCopy, host_copy, is_distributed, ledger_of
+from datamodules.core.store import replacing, sync
+from lit_models.run_files import (
+    FORMAT,
+    MARKER,
+    STANDS_FOR,
+    compared,
+    damage,
+    read_checkpoint,
+    write_tensors,
+)
+from lit_models.training.ledger import HostCopy, host_copy, ledger_of
 from lit_models.training.optim import AVERAGED
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.rules import is_first_process
 
-MARKER, FORMAT, _STANDS_FOR = "meta.pt", "unisono shards 3", "_sharded_tensor"
-compared: set[Path] = set()  # checkpoints that this process has chosen as undamaged
 KEPT = {"last.ckpt": "previous.ckpt"}  # name of the old file once the new one is complete
 LOGGERS = {"AppendingCSVLogger", "CSVLogger", "TensorBoardLogger"}  # these read no checkpoint
 NOT_WRITTEN = (
@@ -122,6 +122,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Return the checkpoint at rank 0's path, checked and, in a group, mapped; a collective."""
+        SAVES.settle()
         has_group = dist.is_available() and dist.is_initialized()
         paths = [path]
         if has_group:
@@ -148,112 +149,6 @@ def _reason(error: Exception) -> str:
     """Return why a save failed."""
     hidden = error.__context__  # torch's error hides that of the storage
     return str(hidden if isinstance(hidden, OSError) else error)
-
-
-def damage(path: Path, every_byte: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint, a file or a folder of shards, `None` if undamaged;
-    without `every_byte` the checksums of tensors are not compared."""
-    if path.is_dir():
-        if not (path / MARKER).is_file():
-            return f"it is a folder without {MARKER} or {CONFIG}: not finished, or no checkpoint"
-        if fault := damage(path / MARKER):
-            return f"of its {MARKER}: {fault}"
-        try:
-            meta = plain_data(path / MARKER)
-        except ValueError as error:  # written by another program
-            return str(error)
-        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-            return f"its {MARKER} is not of this format, {FORMAT!r}"
-        for name, expected in meta["files"].items():
-            shard = path / name
-            if not shard.is_file():
-                return f"its shard {name} is missing"
-            if shard.stat().st_size != expected["bytes"]:
-                return f"its shard {name} is cut short or of another save"
-            if every_byte and sha256_of(shard) != expected["sha256"]:
-                return f"the checksum of its shard {name} is wrong"
-        return None
-    if not path.is_file():
-        return "it is not a file" if path.exists() else "it does not exist"
-    if path.stat().st_size == 0:
-        return "it is empty"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip() if every_byte else None
-            for name in [] if every_byte else archive.namelist():
-                if name.endswith("/data.pkl"):  # the index of its tensors
-                    archive.read(name)
-    except zipfile.BadZipFile:
-        return "it is cut short or no checkpoint"
-    return f"the checksum of its record {broken} is wrong" if broken else None
-
-
-def read_checkpoint(
-    path: str | Path,
-    mmap: bool = False,
-    classes: StoredClasses = UNTRUSTED,
-    every_byte: bool | None = True,
-) -> dict[str, Any]:
-    """Return a checkpoint's content on the CPU.
-
-    Args:
-        path: any Lightning checkpoint of plain values, a folder of shards, or a folder that
-            `unisono export` wrote.
-        mmap: map tensors in memory, so that their bytes are read only when used.
-        classes: classes that an exported folder may name.
-        every_byte: compare checksums, which reads everything; `None`: on rank 0, if not done yet.
-
-    Raises:
-        FileNotFoundError: the checkpoint does not exist.
-        ValueError: it is damaged, or holds more than plain data.
-    """
-    path = Path(path).expanduser()
-    SAVES.settle()  # `path` may still be in the making
-    if (other := read_other(path)) is not None:
-        return other
-    if any((path / name).is_file() for name in (CONFIG, OWN_CONFIG)):
-        return read_exported(path, classes)
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    has_shards = folder == path and any((*path.glob("*.pt"), *path.glob("*.safetensors")))
-    if not path.exists() or (folder.is_dir() and not has_shards):  # a run, or runs
-        home = folder if folder.is_dir() else path.parent
-        near = sorted(p.name for p in home.glob("*.ckpt"))
-        there = "A run keeps its own in runs/NAME/checkpoints."
-        there = f"The folder {home} holds {', '.join(near[:5])}." if near else there
-        raise FileNotFoundError(f"there is no checkpoint {path}. {there}")
-    if every_byte is None:
-        every_byte = path.absolute() not in compared and not (is_distributed() and dist.get_rank())
-        compared.discard(path.absolute())  # next time it may be a different file
-    if fault := damage(path, every_byte):
-        raise ValueError(
-            f"the checkpoint {path} is damaged: {fault}. Use another one of its folder, or "
-            "--ckpt_path auto, which takes the newest sound one."
-        )
-    content = plain_data(path / MARKER if path.is_dir() else path, mmap)
-    if path.is_dir():
-        tensors: dict[str, Tensor] = {}
-        for name in content["files"]:
-            mapped = load_file(path / name)
-            tensors |= mapped if mmap else {key: value.clone() for key, value in mapped.items()}
-        content = put_together(content["rest"], tensors)
-    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise ValueError(
-            f"{path} holds no state_dict; it is no module's checkpoint. Use one of `unisono fit`."
-        )
-    return content
-
-
-def plain_data(path: Path, mmap: bool = False) -> Any:
-    """Return the content of a file; ValueError if it is damaged or holds code."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        named = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
-        reason = f"it names {named[1]}" if named else str(error).splitlines()[0]
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint of plain data: {reason}. Only plain data is "
-            "loaded, never code; use a checkpoint that `unisono fit` wrote."
-        ) from error
 
 
 def newest_checkpoint(run_folder: Path) -> Path | None:
@@ -304,6 +199,7 @@ def load_part(module: LightningModule, path: str, part: str | None = None) -> No
     Raises:
         ValueError: names or shapes do not fit; the first differences are listed.
     """
+    SAVES.settle()
     content = read_checkpoint(path, mmap=True, every_byte=None)
     take_averaged(content)
     weights, own = module.adapted_weights(content), module.state_dict()
@@ -352,7 +248,7 @@ def gathered(
         # Tied weights are one tensor under two names: rank 0, whose piece is never empty, names it.
         name = tied.setdefault(local.data_ptr(), key) if local.numel() else key
         sharded.setdefault(name, tensor)
-        return {_STANDS_FOR: name}
+        return {STANDS_FOR: name}
 
     rest = apply_to_collection(checkpoint, DTensor, named)
     names = [list(sharded)]
@@ -366,15 +262,6 @@ def gathered(
             own[name] = host_copy(value)
         before += size
     return on_host(rest, is_small=True), own
-
-
-def put_together(rest: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the checkpoint made of the two parts that `gathered` returns."""
-    if not isinstance(rest, dict):
-        return apply_to_collection(rest, dict, put_together, tensors)
-    if rest.keys() == {_STANDS_FOR}:
-        return tensors[rest[_STANDS_FOR]]
-    return {name: put_together(value, tensors) for name, value in rest.items()}
 
 
 def write_folder(

@@ -24,8 +24,8 @@ from torchmetrics import Metric
 
 from datamodules.core.planned import ModelFacts, PlannedDataModule
 from datamodules.core.store import digest_of
+from lit_models.run_files import Layout, class_of, read_checkpoint
 from lit_models.training import checkpoints
-from lit_models.training.export import Layout, class_of
 from lit_models.training.faults import FailureReport, NonFinite
 from lit_models.training.hyperparameters import StoredClasses, known_arguments, plain_values
 from lit_models.training.ledger import Ledger, StepRecord, agree
@@ -129,7 +129,7 @@ class ExactModule(LightningModule):
         self._trained_recipe = None
         path = self.trainer.ckpt_path
         if self.recipe is None and path is not None:
-            content = checkpoints.read_checkpoint(path, mmap=True, every_byte=False)
+            content = read_checkpoint(path, mmap=True, every_byte=False)
             self._trained_recipe = self.stored_recipe(content)
         self.trainer.datamodule.model = self.model_facts()
         # RunFolder and Ledger run first, so that what a script's callbacks write (a checkpoint, a
@@ -419,8 +419,9 @@ class ExactModule(LightningModule):
             ValueError: it is damaged, names a class that is not allowed, or holds a module of
                 another class or another version of the code.
         """
+        checkpoints.SAVES.settle()  # the checkpoint may still be in the making
         path, classes = checkpoint_path, StoredClasses(trust_checkpoint)
-        content = checkpoints.read_checkpoint(path, mmap=True, classes=classes)
+        content = read_checkpoint(path, mmap=True, classes=classes)
         values = dict(content.get("hyper_parameters", {}))
         class_path, _ = values.pop("_class_path", None), values.pop("_instantiator", None)
         kind = cls if class_path is None else class_of(class_path, path, classes)

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule
+from torch import nn
 
 PACKAGES = ("lit_models", "datamodules", "torch.optim")  # includes torch.optim.lr_scheduler
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # Lightning's own, by jsonargparse
@@ -99,7 +99,7 @@ class StoredClasses:
         it is neither allowed nor already imported."""
         home, _, name = str(class_path).rpartition(".")
         kind = vars(sys.modules[home]).get(name) if home in sys.modules else None
-        if isinstance(kind, type) and issubclass(kind, LightningModule):
+        if isinstance(kind, type) and issubclass(kind, nn.Module):
             return kind
         if self.trust:
             return _imported(str(class_path))

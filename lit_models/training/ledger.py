@@ -1,15 +1,12 @@
 """Ledger of optimizer steps: samples used over all ranks, losses and gradient norms."""
 
-import hashlib
 import json
 import math
-import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,14 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from datamodules.core.plan import count_targets
-from datamodules.shards.order import of_sources, stretches, write_lengths
+from datamodules.shards.order import of_sources, plan_hash, write_lengths
+from lit_models.run_files import LEDGER, Row, chained, complete_lines, json_lines
 from lit_models.training.metrics import LossSum, hash_ids
 from lit_models.training.optim import gradients
 from lit_models.training.progress import budgeted_steps, settle_progress, settle_stops
 from lit_models.training.sharding import total_norm
 
-FILE_NAME = "ledger.jsonl"
-Row = dict[str, Any]  # a line of the ledger
 DEFAULT_LOG_INTERVAL = 50  # Lightning's
 _NUM_FLAGS = 3  # at the start of a vector
 _LIMB_BITS, _NUM_LIMBS = 21, 3  # 63 bits of digest, split so that float64 sums stay exact
@@ -119,61 +115,6 @@ class HostCopy:
         if self._wait is not None:
             self._wait()
         return self._numbers.tolist()
-
-
-def chained(line: Row, before: str) -> str:
-    """Return the hash of a ledger line, 16 hex digits: of the hash `before`, which is that of the
-    line before or "" for the first line, and of the line without its own `hash`."""
-    text = json.dumps({name: value for name, value in line.items() if name != "hash"})
-    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()[:16]
-
-
-def plan_hash(request: Row, repeats_first_epoch: bool, lengths: Any) -> str:
-    """Return the hash, 16 hex digits, of everything that determines a plan: the values of a
-    `PlanRequest`, whether every epoch repeats the first, and the positions of each sample [N]."""
-    digest = hashlib.sha256(json.dumps([request, repeats_first_epoch], sort_keys=True).encode())
-    for stretch in stretches(lengths):
-        digest.update(np.ascontiguousarray(stretch, dtype="<i8").tobytes())
-    return digest.hexdigest()[:16]
-
-
-def json_lines(path: Path) -> list[Row]:
-    """Return the JSON lines of a file, [] if it does not exist; skip a last line cut off by a kill.
-
-    Raises:
-        ValueError: a complete line is not a JSON object.
-    """
-    whole, *_ = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
-    rows = []
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            rows.append({**json.loads(line)})
-        except (ValueError, TypeError, RecursionError) as error:
-            raise damaged_file(path, error, number) from error
-    return rows
-
-
-def damaged_file(path: Path, reason: object, line: int | None = None) -> ValueError:
-    """Return the error for a damaged file of a run folder, or for one damaged line in it."""
-    place = path if line is None else f"{path}, line {line}"
-    return ValueError(
-        f"{place} is damaged ({str(reason)[:60]}); only the run writes it: copy it again from "
-        "where it was whole, or choose another run folder."
-    )
-
-
-def complete_lines(path: Path) -> list[Row]:
-    """Like `json_lines`, but also truncate the file after its last complete line."""
-    rows = json_lines(path)
-    if path.exists():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-    return rows
-
-
-def stop_reason(run: Path) -> str | None:
-    """Return the signal on which the newest attempt of a run saved and stopped, else `None`."""
-    rows = json_lines(run / FILE_NAME)
-    return rows[-1]["reason"] if rows and rows[-1].get("event") == "stopped" else None
 
 
 class Ledger(Callback):
@@ -332,7 +273,7 @@ class Ledger(Callback):
         if self.is_stopping or not trainer.is_global_zero or trainer.fast_dev_run:
             return
         if self._file is None:  # nothing was left to train, as after a kill at the very end
-            lines = json_lines(Path(trainer.default_root_dir) / FILE_NAME)
+            lines = json_lines(Path(trainer.default_root_dir) / LEDGER)
             if not lines or lines[-1].get("event") == "ended":
                 return
             self.attempt = self._open(trainer)[-1]["attempt"]
@@ -351,7 +292,7 @@ class Ledger(Callback):
         """Open the ledger for appending, and return its lines."""
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE_NAME
+        path = folder / LEDGER
         lines = complete_lines(path)
         self._hash = str(lines[-1].get("hash")) if lines else ""
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in teardown

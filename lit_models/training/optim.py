@@ -414,7 +414,8 @@ def configured(module: LightningModule, optimizer: Optimizer, scheduler: Any | N
     Raises:
         ValueError: the schedule needs a length and the run has none, or it names no metric.
     """
-    if isinstance(optimizer, Adafactor) and any(isinstance(p, DTensor) for p in module.parameters()):
+    is_sharded = any(isinstance(p, DTensor) for p in module.parameters())
+    if is_sharded and isinstance(optimizer, Adafactor):
         raise ValueError(
             "torch's Adafactor takes means over rows and columns of whole matrices, and fsdp has "
             "shards of them: use another optimizer, such as AdamW, or --trainer.strategy=ddp."

@@ -37,8 +37,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import content_digest, digest_of, remove, write_whole
 from lit_models.config_files import stated_root
+from lit_models.run_files import LEDGER, damaged_file
 from lit_models.training.checkpoints import SAVES
-from lit_models.training.ledger import FILE_NAME, agree, damaged_file, ledger_of, of_all_ranks
+from lit_models.training.ledger import agree, ledger_of, of_all_ranks
 from lit_models.training.progress import budgeted_steps
 from lit_models.training.strategies import strategy_name
 
@@ -96,7 +97,7 @@ def decide(
                 f"{'' if own else ' or a later run of that name'}. Train first with "
                 "`unisono fit`, or name a file: --ckpt_path runs/NAME/checkpoints/last.ckpt"
             )
-        attempts = [folder for folder in siblings(root) if (folder / FILE_NAME).exists()]
+        attempts = [folder for folder in siblings(root) if (folder / LEDGER).exists()]
         if attempts and not any((attempts[-1] / "checkpoints").glob("*.ckpt")):
             # Killed before its first checkpoint: the same run begins again, in the same ledger.
             return Run(str(attempts[-1]), None, f"--ckpt_path auto: {attempts[-1]} begins again")
@@ -139,7 +140,7 @@ def siblings(root: Path) -> list[Path]:
 
 def holds_run(folder: Path) -> bool:
     """Return whether a run has begun in a folder; plain Lightning writes checkpoints, no ledger."""
-    return (folder / FILE_NAME).exists() or any((folder / "checkpoints").glob("*.ckpt"))
+    return (folder / LEDGER).exists() or any((folder / "checkpoints").glob("*.ckpt"))
 
 
 def check_writable(folder: Path) -> None:

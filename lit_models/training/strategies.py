@@ -45,7 +45,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lit_models.training.checkpoints import SAVES, gathered, misfits, put_together, write_folder
+from lit_models.run_files import put_together
+from lit_models.training.checkpoints import SAVES, gathered, misfits, write_folder
 from lit_models.training.dropout import ExactDropout
 from lit_models.training.rules import START_METHODS, tensor_groups
 from lit_models.training.sharding import check_tensor_plan, sharded_like, split_layers

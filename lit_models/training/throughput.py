@@ -16,8 +16,9 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from datamodules.core.planned import PlannedDataModule
+from lit_models.run_files import complete_lines
 from lit_models.training.exact import ExactModule
-from lit_models.training.ledger import HostCopy, complete_lines, is_distributed, ledger_of
+from lit_models.training.ledger import HostCopy, is_distributed, ledger_of
 
 FILE_NAME = "throughput.jsonl"
 DATA_OF_RANKS = tuple(f"data_{name}_seconds" for name in ("min", "median", "max"))

@@ -16,7 +16,7 @@ from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.causal_lm.module import ComputationOptions, LitCausalLM
 from lit_models.causal_lm.network import check_isolation
 from lit_models.commands.export import export
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from lit_models.training.ledger import Ledger
 from lit_models.training.predictions import PredictionWriter
 from tests.causal_lm import tiny

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from datamodules.core.plan import PlanRequest, digest_ids, make_plan
+from datamodules.shards.order import plan_hash
 from lit_models.commands.report import report
-from lit_models.commands.verify import chained, plan_hash
+from lit_models.run_files import chained
 
 STEPS_PER_EPOCH, SAMPLES = 3, 24
 STARTS = ("2026-11-21T23:59:58+00:00", "2026-11-22T10:00:00+02:00", "2026-11-23T10:00:00+00:00")

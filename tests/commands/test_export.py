@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from lit_models import LitOccupationCoder
 from lit_models.commands.export import export
-from lit_models.training.checkpoints import load_part, read_checkpoint
-from lit_models.training.export import Layout, paths_in, read_exported, write_exported
+from lit_models.run_files import Layout, paths_in, read_checkpoint, read_exported, write_exported
+from lit_models.training.checkpoints import load_part
 from lit_models.training.optim import AVERAGED
 from tests.toy import LitToy, ToyData, toy_trainer
 from tests.wrong_inputs import FIT, contents
@@ -142,7 +142,7 @@ def test_a_failure_leaves_no_folder(toy_checkpoint, tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("lit_models.training.export.save_file", full)
+    monkeypatch.setattr("lit_models.run_files.save_file", full)
     with pytest.raises(OSError, match="could not be written: .*No space left.*--to"):
         export(toy_checkpoint, to=tmp_path / "toy", class_path=TOY)
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ import yaml
 
 from datamodules.core.plan import rng_for
 from lit_models.commands.replay import first_fault
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from tests.conftest import TOY
 from tests.toy import ToyData, ToySequences, ledger_lines
 from tests.wrong_inputs import run_in

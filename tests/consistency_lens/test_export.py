@@ -11,7 +11,7 @@ from datamodules.text.prompts import prompt_tokens
 from lit_models import LitConsistencyLens
 from lit_models.commands.export import export
 from lit_models.consistency_lens.subject import SubjectOptions
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from lit_models.training.optim import AVERAGED
 from tests.causal_lm.folders import saved_with_bytes
 from tests.consistency_lens.small_lens import JOINT, fitted, lens_module, story_data, trainer

@@ -18,7 +18,7 @@ from lit_models.consistency_lens.loss import (
     lens_terms,
     told_map,
 )
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from tests.activation_dumps import contents, documents, dumped, stories, subject
 from tests.activation_dumps import trainer as dump_trainer
 from tests.consistency_lens.small_lens import BOTH, fitted, lens_module, trainer

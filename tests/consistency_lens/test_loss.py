@@ -16,7 +16,7 @@ from lit_models.consistency_lens.loss import (
     leaves_one_idle,
     lens_terms,
 )
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from tests.consistency_lens.small_lens import BOTH, JOINT, WARM, fitted, lens_module, story_data
 from tests.consistency_lens.tiny import activations, documents, effects, lens_of, moved
 

@@ -8,7 +8,7 @@ import torch
 
 from lit_models.consistency_lens.loss import TemperatureSchedule
 from lit_models.consistency_lens.module import clip_parts
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from tests.consistency_lens.small_lens import BOTH, fitted, lens_module, story_data
 from tests.consistency_lens.tiny import NETWORKS, Tokenizer, activations, lens_of, moved
 from tests.toy import ledger_lines

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lit_models.commands.verify import Status, verify_run
-from lit_models.training.ledger import FILE_NAME, json_lines
+from lit_models.run_files import LEDGER, json_lines
 from tests.distributed.launch import unisono_here, world
 from tests.distributed.test_matrix import weights
 
@@ -80,7 +80,7 @@ def wait_for_moment(
         delay_s: seconds to wait then, before the moment is looked for.
     """
     # Ranks take seconds to start; polling more often than once a step would slow them down.
-    if not wait_for(lambda: len(json_lines(folder / FILE_NAME)) > steps, ranks, 120, pause_s=0.02):
+    if not wait_for(lambda: len(json_lines(folder / LEDGER)) > steps, ranks, 120, pause_s=0.02):
         return False
     time.sleep(delay_s)
     checkpoints = folder / "checkpoints"
@@ -89,7 +89,7 @@ def wait_for_moment(
         return any(checkpoints.glob(".*.unfinished*"))
 
     def is_at(step_in_epoch: int) -> bool:
-        return json_lines(folder / FILE_NAME)[-1].get("step_in_epoch") == step_in_epoch
+        return json_lines(folder / LEDGER)[-1].get("step_in_epoch") == step_in_epoch
 
     looks = {
         "seconds": lambda: True,
@@ -104,7 +104,7 @@ def attempt(
     folder: Path, family: str, devices: int, strategy: str, moment: str, rng: np.random.Generator
 ) -> None:
     """Start the run in one world, kill it at a moment, and wait for its end."""
-    first_step = len(json_lines(folder / FILE_NAME))
+    first_step = len(json_lines(folder / LEDGER))
     ranks = start(folder, family, devices, strategy)
     steps = first_step + int(rng.integers(1, MOST_STEPS))
     delay_s = float(rng.uniform(0, 0.1))  # which is longer than a step

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_models.training.checkpoints import damage
+from lit_models.run_files import damage
 from tests.conftest import TOY
 from tests.distributed.launch import (
     PATIENCE_S,

@@ -11,7 +11,7 @@ from datamodules import ActivationDumpDataModule
 from datamodules.activations.store import ActivationStore
 from datamodules.core.planned import LoaderOptions
 from lit_models import LitSubject
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from lit_models.training.optim import AVERAGED
 from lit_models.training.predictions import PredictionWriter
 from lit_models.training.strategies import ReplicatedStrategy

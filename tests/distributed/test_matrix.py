@@ -12,7 +12,7 @@ import torch
 
 from lit_models.certify.compare import BOUNDS, compare, read_record
 from lit_models.commands.verify import verify_run
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from tests.causal_lm.tiny import texts_of
 from tests.distributed.families import FAMILIES, occupation_table, text_files
 from tests.distributed.jobs import STEPS, run_jobs

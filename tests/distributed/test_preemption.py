@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_models.commands.verify import verify_run
-from lit_models.training.ledger import stop_reason
+from lit_models.run_files import stop_reason
 from tests.distributed.breaks import SignalledAt
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import PATIENCE_S, ended, in_world, started

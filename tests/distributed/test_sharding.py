@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lit_models.commands.export import export
-from lit_models.training.checkpoints import damage, newest_checkpoint, read_checkpoint
-from lit_models.training.export import read_exported
+from lit_models.run_files import damage, read_checkpoint, read_exported
+from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.optim import AVERAGED
 from tests.causal_lm.folders import saved_with_bytes
 from tests.distributed.jobs import STEPS, GradientSums, OfRanks

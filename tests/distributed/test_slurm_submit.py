@@ -7,7 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_models.commands.verify import verify_run
-from lit_models.training.ledger import json_lines
+from lit_models.run_files import LEDGER, json_lines
 from tests.distributed import slurm as cluster
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,8 @@ def test_a_cancelled_job_stays_cancelled_and_its_run_goes_on_on_two_nodes(slurm,
     cluster.write_config(tmp_path, step_s=0.5)
     (job,) = cluster.submitted(tmp_path, slurm, *TWO_TASKS, "--trainer.max_epochs=3")
     run = tmp_path / f"runs/toy_{job}"
-    cluster.wait_for(lambda: len(json_lines(run / "ledger.jsonl")) > 3, lambda: cluster.logs(tmp_path))
+    ledger = run / LEDGER
+    cluster.wait_for(lambda: len(json_lines(ledger)) > 3, lambda: cluster.logs(tmp_path))
     cluster.slurm_says(slurm, "scancel", job)
     facts = cluster.wait_for_end(job, slurm)
     assert (facts["JobState"], facts["Restarts"]) == ("CANCELLED", "0"), cluster.logs(tmp_path)

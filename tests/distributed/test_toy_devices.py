@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lit_models.certify.compare import read_record
 from lit_models.commands.verify import verify_run
+from lit_models.run_files import read_checkpoint
 from lit_models.training import BitwiseSum, ExactDropout
-from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.jobs import run_jobs
 from tests.distributed.launch import in_world
 from tests.distributed.test_matrix import assert_same

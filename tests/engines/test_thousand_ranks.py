@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from datamodules.core.plan import PlanRequest, deal, make_plan
+from lit_models.run_files import MARKER, damage
 from lit_models.training import LastCheckpoint, default_callbacks
-from lit_models.training.checkpoints import MARKER, damage, write_folder
+from lit_models.training.checkpoints import write_folder
 from lit_models.training.run import status
 from lit_models.training.strategies import FullyShardedStrategy
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer

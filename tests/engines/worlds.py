@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lit_models.commands.verify import verify_run
-from lit_models.training.ledger import FILE_NAME, json_lines
+from lit_models.run_files import LEDGER, json_lines
 from tests.distributed.launch import PATIENCE_S, finished
 from tests.distributed.test_matrix import weights
 
@@ -25,7 +25,7 @@ def wait_for_world(folder: Path, size: int, attempt: int) -> None:
     """Wait until an attempt in a world of this size has made 20 steps."""
     end = time.monotonic() + PATIENCE_S
     while True:
-        lines = json_lines(folder / FILE_NAME)
+        lines = json_lines(folder / LEDGER)
         starts = [line for line in lines if "resumed_from_step" in line]
         steps = [line for line in lines if line["attempt"] == len(starts) and "digest" in line]
         sizes = [line["world_size"] for line in starts]

@@ -12,7 +12,7 @@ from torch import Tensor
 from datamodules import demo
 from lit_models.cli import launch
 from lit_models.occupation_coder.module import LitOccupationCoder
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from tests.text_corpora import table
 from tests.toy import csv_rows
 

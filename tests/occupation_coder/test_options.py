@@ -17,7 +17,7 @@ from torch import nn
 from datamodules import Augmentation
 from datamodules.tokenizers.codes import CodeBook
 from lit_models.cli import UnisonoCLI, launch
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from tests.text_corpora import table
 from tests.toy import csv_rows, ledger_lines
 

@@ -12,8 +12,8 @@ from datamodules.text.encoding import TextEncoding
 from lit_models import LitRanker, LitRetriever
 from lit_models.causal_lm.adapters import LoraOptions
 from lit_models.commands.export import export
+from lit_models.run_files import read_checkpoint
 from lit_models.seo.encoders import PretrainedEncoder
-from lit_models.training.checkpoints import read_checkpoint
 from tests.distributed.seo_retriever import adamw, retriever
 from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import VOCABULARY, bert_folder, ranker, ranking_data

@@ -6,7 +6,7 @@ import re
 import yaml
 
 from lit_models.commands.verify import Status, verify_run
-from lit_models.training.ledger import chained
+from lit_models.run_files import chained
 from tests.shards.small import write_folder
 
 SMALL = (

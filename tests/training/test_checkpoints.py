@@ -23,17 +23,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from datamodules.core import store
+from lit_models.run_files import damage, put_together, read_checkpoint
 from lit_models.training import BestCheckpoint, LastCheckpoint, Ledger, checkpoints
 from lit_models.training.checkpoints import (
     SAVES,
     AtomicCheckpointIO,
-    damage,
     gathered,
     load_part,
     newest_checkpoint,
     on_host,
-    put_together,
-    read_checkpoint,
     write_folder,
 )
 from lit_models.training.hyperparameters import plain_values
@@ -208,6 +206,7 @@ def test_a_copy_is_written_as_what_it_is_a_copy_of(tmp_path, monkeypatch, hindra
             super().save_checkpoint(checkpoint, path)
             goes_on.append(SAVES.writing is not None)
             looked.set()
+            SAVES.settle()
             assert read_checkpoint(path)["global_step"] == checkpoint["global_step"]
             super().save_checkpoint(checkpoint, Path(path).with_suffix(".at_once"))
 

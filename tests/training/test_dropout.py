@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lit_models.run_files import read_checkpoint
 from lit_models.training import ExactDropout, LastCheckpoint, Ledger
-from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.dropout import KeyedDropout, SampleKeys, key_dropout, release_dropout
 from lit_models.training.metrics import hash_ids
 from tests.toy import LitToy, ToyData, losses, toy_trainer

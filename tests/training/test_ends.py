@@ -22,8 +22,9 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
+from lit_models.run_files import read_checkpoint
 from lit_models.training import LastCheckpoint, Ledger, Preemption, default_callbacks
-from lit_models.training.checkpoints import newest_checkpoint, read_checkpoint
+from lit_models.training.checkpoints import newest_checkpoint
 from lit_models.training.run import default_loggers
 from tests.toy import CutAt, LitToy, PowerCut, ToyData, csv_rows, ledger_lines, toy_trainer
 

@@ -20,10 +20,10 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from lit_models.cli import FORWARDED, forward_signals
 from lit_models.commands.verify import Status, verify_run
+from lit_models.run_files import json_lines, read_checkpoint, stop_reason
 from lit_models.training import FailureReport, LastCheckpoint, Ledger, NonFinite, Preemption
-from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.faults import FAILURE, Watch
-from lit_models.training.ledger import json_lines, ledger_of, stop_reason
+from lit_models.training.ledger import ledger_of
 from tests.toy import AfterSteps, LitToy, ToyData, ledger_lines, toy_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*its update was not applied")

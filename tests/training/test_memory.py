@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torchmetrics.aggregation import SumMetric
 
 from datamodules.core.plan import PlanOptions, PlanRequest, deal, make_plan
+from lit_models.run_files import read_checkpoint
 from lit_models.training import ExactDropout
-from lit_models.training.checkpoints import LastCheckpoint, read_checkpoint
+from lit_models.training.checkpoints import LastCheckpoint
 from lit_models.training.memory import GIB, Rehearsal, choose_strategy, heaviest_ids, state_bytes
 from lit_models.training.optim import WarmupDecay
 from lit_models.training.rules import Verdict

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lit_models.commands import run_command
 from lit_models.commands.verify import Status, chained, verify, verify_run
+from lit_models.run_files import read_checkpoint
 from lit_models.training import Ledger
-from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.run import Topology
 from tests.toy import LitToy, ToyData, fit, json_rows, toy_trainer
 

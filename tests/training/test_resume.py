@@ -8,8 +8,8 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 from lit_models.commands.verify import Status, verify, verify_run
+from lit_models.run_files import read_checkpoint
 from lit_models.training import LastCheckpoint, Ledger
-from lit_models.training.checkpoints import read_checkpoint
 from lit_models.training.optim import WarmupDecay
 from tests.toy import LitToy, ToyData, ledger_lines, toy_trainer
 from tests.toy import fit as fit_toy

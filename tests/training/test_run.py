@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, Trainer
 
+from lit_models.run_files import json_lines
 from lit_models.training import (
     FailureReport,
     LastCheckpoint,
@@ -22,7 +23,6 @@ from lit_models.training import (
     default_callbacks,
     run,
 )
-from lit_models.training.ledger import json_lines
 from lit_models.training.rules import is_first_process
 from lit_models.training.run import (
     AppendingCSVLogger,

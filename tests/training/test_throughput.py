@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from lit_models.run_files import json_lines, read_checkpoint
 from lit_models.training import Throughput, default_callbacks
-from lit_models.training.checkpoints import read_checkpoint
-from lit_models.training.ledger import json_lines
 from lit_models.training.run import AppendingCSVLogger
 from lit_models.training.sharding import is_compiled
 from lit_models.training.throughput import peak_of

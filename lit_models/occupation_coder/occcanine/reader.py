@@ -24,7 +24,7 @@ from datamodules.tokenizers.codes import (
     TextOptions,
 )
 from lit_models.occupation_coder.occcanine import network
-from lit_models.training.checkpoints import damage, plain_data
+from lit_models.run_files import damage, plain_data
 from lit_models.training.hyperparameters import plain_values
 
 LANGUAGES = ("ca", "da", "de", "el", "en", "es", "fr", "is", "it", "nl", "no", "pt", "sv")

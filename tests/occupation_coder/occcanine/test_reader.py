@@ -10,7 +10,7 @@ from datamodules.core.batches import padded_texts
 from datamodules.tokenizers.codes import CodeBook, encode
 from lit_models import LitOccupationCoder
 from lit_models.occupation_coder.network import NONE, Memory
-from lit_models.training.checkpoints import read_checkpoint
+from lit_models.run_files import read_checkpoint
 from tests.occupation_coder.occcanine.layout import (
     CODES,
     TEXTS,
