@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,6 +127,7 @@ def test_weights_of_other_tokens_another_network_or_adapters_are_refused(tmp_pat
 
 
 TEXTS = ["the baker's old wife", "smed og husmand", "", "shoe maker, retired.", "wool weaver", "x"]
+LONG = ["one two three four"]
 TARGETS = ["the baker's wife", "smed og husmand", "tailor", "shoemaker", "a weaver of wool", "x"]
 
 
@@ -138,28 +140,21 @@ def scores_of(texts, targets, weights=None):
     return {name: float(metric.compute()) for name, metric in metrics.items()}
 
 
-def test_scores_of_a_split_are_those_of_all_its_texts_at_once():
+@pytest.mark.parametrize(
+    ("texts", "targets"),
+    [(TEXTS, TARGETS), (LONG, LONG), (LONG, ["xyz"]), ([""], LONG)],
+    ids=["some right", "all right", "all wrong", "empty"],
+)
+def test_scores_of_a_split_are_those_of_all_its_texts_at_once(texts, targets):
     from sacrebleu.metrics import BLEU, CHRF
 
-    found = scores_of(TEXTS, TARGETS)
-    assert found["exact_match"] == 2 / 6
-    assert found["chrf"] == pytest.approx(CHRF().corpus_score(TEXTS, [TARGETS]).score, abs=1e-9)
-    assert found["bleu"] == pytest.approx(BLEU().corpus_score(TEXTS, [TARGETS]).score, abs=1e-9)
+    found = scores_of(texts, targets)
+    assert found["exact_match"] == np.mean([*map(str.__eq__, texts, targets)])
+    assert found["chrf"] == pytest.approx(CHRF().corpus_score(texts, [targets]).score, abs=1e-9)
+    assert found["bleu"] == pytest.approx(BLEU().corpus_score(texts, [targets]).score, abs=1e-9)
 
 
 def test_fillers_count_nowhere():
     weights = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
     found = scores_of([*TEXTS, "so", "no"], [*TARGETS, "so", "yes"], weights)
     assert found == scores_of(TEXTS, TARGETS)
-
-
-RIGHT = "one two three four"
-
-
-@pytest.mark.parametrize(
-    ("text", "target", "score"), [(RIGHT, RIGHT, 100.0), (RIGHT, "xyz", 0.0), ("", RIGHT, 0.0)]
-)
-def test_all_right_is_100_and_all_wrong_is_0(text, target, score):
-    found = scores_of([text], [target])
-    assert found["chrf"] == pytest.approx(score, abs=1e-9)
-    assert found["bleu"] == pytest.approx(score, abs=1e-9)
