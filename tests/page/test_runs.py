@@ -61,12 +61,6 @@ def test_a_run_shows_its_proof_when_asked_and_what_differs_from_another(tmp_path
         await user.should_see("Training loss")
         user.find("verify each step").click()
         await user.should_see("6 of 6 steps verified.")
-
-    visited(runs_of(tmp_path), visit)
-
-
-def test_an_unknown_run_is_a_sentence(tmp_path, visited):
-    async def visit(user):
         await user.open("/run?name=c")
         await user.should_see("there is no run 'c' here")
 
