@@ -8,10 +8,12 @@ import os
 import re
 import shlex
 import signal
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc import locate
@@ -27,6 +29,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import Strategy, StrategyRegistry
 
 from datamodules.core.planned import PlannedDataModule
@@ -53,11 +56,6 @@ REQUEUE, INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 + SIGINT
 FORWARDED = (*REQUEUE_SIGNALS, signal.SIGINT)
 NO_WEIGHTS = ("optimizer", "lr_scheduler")
 NO_STEPS = "no step would be made: trainer.limit_train_batches, max_epochs or max_steps is 0."
-# Trainer options for no evaluation, no output and no files.
-QUIET = {
-    **{"devices": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0, "logger": False},
-    **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
-}
 NOISE = (
     *("💡 Tip", "GPU available", "TPU available: ", "HPU available: "),
     *("Checkpoint directory", "The number of training batches", "The `srun` command is available"),
@@ -494,6 +492,21 @@ def check_run(argv: list[str], processes: int, is_stage: bool = False) -> None:
         rules.check_strategy(strategy, StrategyRegistry.available_strategies())
         rules.check_world(processes, strategy, {"SLURM_NTASKS": str(processes)})
         rules.check_batch(config, processes)
+
+
+@contextmanager
+def quiet_trainer(level: int, **options: Any) -> Iterator[Trainer]:
+    """Yields a Trainer in one process, whatever the launcher, without evaluation, output and files;
+    log messages up to `level` are left out meanwhile."""
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options |= {"limit_val_batches": 0, "num_sanity_val_steps": 0, **dict.fromkeys(names, False)}
+    logging.disable(level)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            plugins = [LightningEnvironment()]
+            yield Trainer(devices=1, plugins=plugins, default_root_dir=folder, **options)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def built(config: dict[str, Any], key: Literal["model", "data"]) -> Any:

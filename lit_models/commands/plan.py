@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,7 +14,7 @@ from datamodules.core.plan import derive_batching
 from datamodules.core.planned import PlannedDataModule
 from datamodules.files.audit import WIDTH
 from datamodules.shards.order import add_sources, of_sources
-from lit_models.cli import NO_STEPS, QUIET, ParsedCLI, built, silence_noise
+from lit_models.cli import NO_STEPS, ParsedCLI, built, quiet_trainer, silence_noise
 from lit_models.commands.report import shown
 from lit_models.engines.jobs import device_counts
 from lit_models.errors import UsageError
@@ -107,19 +106,14 @@ def forecast_of(run_options: list[str], counts: list[int]) -> Forecast:
         )
     forecast = Forecast(counts, trainer.get("precision"))
     limits = ("max_epochs", "max_steps", "limit_train_batches", "overfit_batches")
-    logging.disable(logging.INFO)  # Lightning's messages on devices
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            pl.Trainer(
-                **QUIET,
-                accelerator="cpu",
-                callbacks=[forecast],
-                default_root_dir=folder,
-                accumulate_grad_batches=trainer.get("accumulate_grad_batches") or 1,
-                **{name: trainer[name] for name in limits if trainer.get(name) is not None},
-            ).fit(module, data)
-    finally:
-        logging.disable(logging.NOTSET)
+    with quiet_trainer(
+        logging.INFO,  # Lightning's messages on devices
+        accelerator="cpu",
+        callbacks=[forecast],
+        accumulate_grad_batches=trainer.get("accumulate_grad_batches") or 1,
+        **{name: trainer[name] for name in limits if trainer.get(name) is not None},
+    ) as quiet:
+        quiet.fit(module, data)
     if not forecast.columns:
         raise UsageError(forecast.refused[0].partition(". ")[2] if forecast.refused else NO_STEPS)
     return forecast

@@ -5,7 +5,6 @@ import logging
 import math
 import re
 import sys
-import tempfile
 import warnings
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +23,7 @@ from torch import Tensor
 from datamodules.core.plan import MicroBatch, digest_ids, iterate_micro_batches
 from datamodules.core.planned import PlannedDataModule
 from datamodules.core.store import write_whole
-from lit_models.cli import QUIET, built, silence_noise, topology_of
+from lit_models.cli import built, quiet_trainer, silence_noise, topology_of
 from lit_models.commands.verify import plan_of, read_ledger, surviving
 from lit_models.config_files import newest_config, read_config
 from lit_models.errors import COLUMNS, labelled
@@ -257,20 +255,12 @@ def replay_step(
     options.setdefault("precision", topology_of(target.run).get("precision"))
     non_finite = NonFinite("skip")
     non_finite.most_skipped = sys.maxsize  # no limit: the run itself went on
-    logging.disable(logging.WARNING)  # messages for real trainings
-    try:
-        with warnings.catch_warnings(action="ignore"), tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(
-                **QUIET,
-                **options,
-                callbacks=[non_finite, at_step],
-                plugins=[LightningEnvironment()],  # one process, whatever the launcher
-                default_root_dir=folder,
-            )
-            trainer.ckpt_path = target.checkpoint  # the datamodule reads it, too
-            trainer.fit(module, data, weights_only=True)
-    finally:
-        logging.disable(logging.NOTSET)
+    options["callbacks"] = [non_finite, at_step]
+    # Warnings are for real trainings.
+    quiet = quiet_trainer(logging.WARNING, **options)
+    with warnings.catch_warnings(action="ignore"), quiet as trainer:
+        trainer.ckpt_path = target.checkpoint  # the datamodule reads it, too
+        trainer.fit(module, data, weights_only=True)
     if at_step.seen is None:
         raise RuntimeError(
             f"training ended after step {trainer.global_step}, before step {target.line['step']}; "
