@@ -23,7 +23,7 @@ from datamodules.text.store import TokenStream, token_dtype
 from datamodules.text.texts import LanguageModelDataModule
 from datamodules.tokenizers.text import TextTokenizer, byte_tokenizer
 from lit_models import LitCausalLM
-from lit_models.causal_lm.export import hugging_face_files
+from lit_models.causal_lm.export import equivalent
 from lit_models.causal_lm.network import Decoder, DecoderConfig, Documents, rotations
 from lit_models.training import default_callbacks
 from lit_models.training.run import ProgressLine, default_loggers
@@ -102,7 +102,8 @@ def of_transformers(config: DecoderConfig, vocab_size: int, length: int) -> Any:
 
     config = replace(config, vocab_size=vocab_size, max_positions=length)
     with torch.device("meta"):
-        content, _ = hugging_face_files(config, Decoder(config).state_dict())
+        network, _ = equivalent(config, Decoder(config).state_dict())
+    content = dict(network.content)
     return AutoConfig.for_model(content.pop("model_type"), **content)
 
 
