@@ -134,6 +134,7 @@ class ScoredTextBatch(PlannedBatch):
     input_ids: Tensor  # [C, T] int64, padded at the right with 0
     attention_mask: Tensor  # [C, T] bool
     chunk_of: Tensor  # [C] int64, sample of each chunk, ascending
+    text_index: NotRequired[Tensor]  # [B] int64, equal for equal texts; not in prediction
     targets: NotRequired[dict[str, Tensor]]  # head -> [B] or [B, L] float64; not in prediction
     is_labelled: NotRequired[dict[str, Tensor]]  # head -> the same shape, bool
 

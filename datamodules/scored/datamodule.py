@@ -120,6 +120,7 @@ class ScoredTextDataset(PlannedDataset):
             own = columns if is_matrix else columns.start
             # Contiguous, as copies from pinned memory to a GPU need it.
             targets[name], known[name] = values[:, own].contiguous(), is_there[:, own].contiguous()
+        batch["text_index"] = torch.from_numpy(self.texts[sample_ids])
         return {**batch, "targets": targets, "is_labelled": known}
 
     def describe(self, sample_id: int, epoch: int) -> dict[str, str]:

@@ -22,8 +22,7 @@ or with predictions that are not finite, it is NaN.
 import json
 import logging
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -131,30 +130,16 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
 MEASURES = {"ndcg": ndcg, "mrr": reciprocal_rank, "map": average_precision, "recall": recall}
 
 
-def measure(name: str) -> Callable[[RankedQueries], Tensor]:
-    """Return the metric of a name: a key of MEASURES, optionally with a number of ranks, as in
-    `ndcg@10`."""
-    key, _, ranks = name.partition("@")
-    return partial(MEASURES[key], k=int(ranks) if ranks else None)
-
-
-class RankingMetrics(nn.ModuleDict):
-    """Means over queries; each entry is a SumCount, logged under its name, see `measure`."""
-
-    def __init__(self, names: Sequence[str] = DEFAULT_METRICS) -> None:
-        super().__init__()
-        for name in names:
-            self[name] = SumCount()
-
-    def update(self, ranked: RankedQueries, weight: Tensor) -> None:
-        """Add a batch of ranked queries. Args: weight [B], 0 for a filler row."""
-        for name, values in self.per_query(ranked).items():
-            # Replaced first, as 0 x NaN is NaN.
-            self[name].update(values.where(weight > 0, 0.0) * weight, weight)
-
-    def per_query(self, ranked: RankedQueries) -> dict[str, Tensor]:
-        """Return name -> each query's metric [B] float64."""
-        return {name: measure(name)(ranked) for name in self}
+def values_per_query(
+    ranked: RankedQueries, names: Sequence[str] = DEFAULT_METRICS
+) -> dict[str, Tensor]:
+    """Return name -> each query's metric [B] float64. A name is a key of MEASURES, maybe with a
+    number of ranks, as in `ndcg@10`."""
+    values = {}
+    for name in names:
+        key, _, ranks = name.partition("@")
+        values[name] = MEASURES[key](ranked, int(ranks) if ranks else None)
+    return values
 
 
 class GatheredRows(Metric):
@@ -207,12 +192,20 @@ def paired_bootstrap(
     return float(difference.mean()), float(low), float(high)
 
 
+def log_means(module: LightningModule, means: dict[str, Tensor]) -> None:
+    """Log finished values [] float64, which all ranks have alike."""
+    for name, value in means.items():
+        metric = SumCount().to(value.device)
+        metric.update(value, torch.ones_like(value))
+        module.log(name, metric, metric_attribute=name)
+
+
 class QueryValues(NamedTuple):
     """Values per query of an evaluation."""
 
     queries: list[str]  # ids, in the order of the values
     # System -> metric -> value of each query [Q], the module's own first.
-    systems: dict[str, dict[str, np.ndarray]]
+    systems: dict[str, dict[str, Tensor]]
     title: str  # of the table
     notes: Sequence[str] = ()  # below the table
     # Rows of errors-SPLIT.csv; `None` if another callback writes them.
@@ -244,14 +237,18 @@ class QueryTable(Callback):
         self._show(trainer, pl_module, "test")
 
     def _show(self, trainer: Trainer, module: Any, split: str) -> None:
-        values: QueryValues | None = module.query_values(split)  # a collective: on every rank
-        if not trainer.is_global_zero or values is None or not values.queries:
+        values: QueryValues | None = module.query_values(split) if trainer.is_global_zero else None
+        if values is None or not values.queries:
             return
-        folder, content = Path(trainer.default_root_dir), summary(values.systems)
+        systems = {
+            system: {name: each.cpu().numpy() for name, each in metrics.items()}
+            for system, metrics in values.systems.items()
+        }
+        folder, content = Path(trainer.default_root_dir), summary(systems)
         write_whole(folder / f"ranking-{split}.json", json.dumps(content, indent=1) + "\n")
-        rows = [["query", "system", *next(iter(values.systems.values()))]]
+        rows = [["query", "system", *next(iter(systems.values()))]]
         for place, query in enumerate(values.queries):
-            for system, metrics in values.systems.items():
+            for system, metrics in systems.items():
                 rows.append([query, system, *(repr(float(m[place])) for m in metrics.values())])
         write_table(folder / f"queries-{split}.csv", rows)
         table = shown_systems(content, f"{split}: {values.title}", values.notes)
@@ -318,9 +315,7 @@ class HeadMetrics(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.loss = kind, SumCount()
-        self.rows = GatheredRows("prediction", "target")
-        names = [label + name for label in ("", BASELINE) for name in NAMES[kind]]
-        self.figures = nn.ModuleDict({name: SumCount() for name in names})
+        self.rows = GatheredRows("text", "prediction", "target")
 
     def update(
         self, prediction: Tensor, target: Tensor, is_labelled: Tensor, batch: dict[str, Any]
@@ -330,31 +325,32 @@ class HeadMetrics(nn.Module):
         Args:
             prediction: [B, P] from `Head.prediction`.
             target, is_labelled: [B] or [B, L].
-            batch: with `sample_id` and `weight`.
+            batch: with `sample_id`, `weight` and `text_index`.
         """
         target, is_labelled = target.reshape(len(target), -1), is_labelled.reshape(len(target), -1)
         self.rows.update(
             is_labelled.any(1) & (batch["weight"] > 0),
             id=batch["sample_id"],
+            text=batch["text_index"],
             prediction=prediction.double(),
             target=target.double().masked_fill(~is_labelled, torch.nan),
         )
 
-    def measure(self, split: str, head: str, expected: Tensor | None = None) -> dict[str, Any]:
-        """Return log name -> metric, and reset; a collective. Args: expected: [P] float64, a
-        baseline's prediction, see `baseline`."""
-        rows = self.rows.take()
-        self.has_labels = len(rows.target) > 0
-        predictions, target = {"": rows.prediction.cpu().numpy()}, rows.target.cpu().numpy()
+    def measure(self, split: str, head: str, expected: Tensor | None = None) -> dict[str, Tensor]:
+        """Return log name -> value [] float64, and reset; a collective. Args: expected: [P]
+        float64, a baseline's prediction, see `baseline`."""
+        rows, logged = self.rows.take(), {}
+        self.has_labels, target = len(rows.target) > 0, rows.target.cpu().numpy()
+        # Copies of a text have the prediction of the first: rounding in other batches orders none.
+        _, first, place = np.unique(rows.text.cpu(), return_index=True, return_inverse=True)
+        predictions = {"": rows.prediction.cpu().numpy()[first][place]}
         if expected is not None:
             predictions[BASELINE] = expected.expand(len(target), -1).numpy()
-        one, logged = torch.ones((), dtype=torch.float64, device=rows.target.device), {}
         for start, prediction in predictions.items():
             for name, (value, why) in measures(self.kind, prediction, target).items():
                 if why and not start:
                     rank_zero_only(log.warning)(f"{split}/{head}_{name} is undefined: {why}.")
-                figure = self.figures[start + name]
-                figure.update(one * value, one)
+                figure = torch.tensor(value, dtype=torch.float64, device=rows.target.device)
                 logged[f"{split}/{start}{head}_{name}"] = figure
         return logged
 

@@ -13,13 +13,14 @@ from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import EncodedTextModule
 from lit_models.seo.encoders import TextEncoder
 from lit_models.seo.metrics import (
+    DEFAULT_METRICS,
     GatheredRows,
     QueryTable,
     QueryValues,
-    RankedQueries,
-    RankingMetrics,
     first_relevant,
+    log_means,
     rank_queries,
+    values_per_query,
 )
 from lit_models.seo.networks import CrossEncoder, RankingLoss
 from lit_models.training.dropout import keyed_texts, keys_in
@@ -66,9 +67,8 @@ class LitRanker(EncodedTextModule):
             )
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
-        self.val_metrics, self.test_metrics = RankingMetrics(), RankingMetrics()
-        self.val_loss, self.test_loss = SumCount(), SumCount()
-        self.tested = nn.ModuleDict({name: GatheredRows(*self.test_metrics) for name in SYSTEMS})
+        self.mean_loss = SumCount()
+        self.of_systems = nn.ModuleDict({name: GatheredRows(*DEFAULT_METRICS) for name in SYSTEMS})
         return CrossEncoder(encoder, self.adds_prior, self.loss.kind == "bce")
 
     def own_callbacks(self) -> list[Callback]:
@@ -100,23 +100,21 @@ class LitRanker(EncodedTextModule):
         self._evaluate("val", batch)
 
     def test_step(self, batch: RankingBatch, batch_idx: int) -> SampleResult:
-        scores, result = self._evaluate("test", batch)
-        for name, system_scores in {"ranker": scores, **batch["baselines"]}.items():
-            ranked = _ranked(batch, system_scores)
-            values = self.test_metrics.per_query(ranked)
-            self.tested[name].update(batch["weight"] > 0, id=batch["sample_id"], **values)
-        return result
+        return self._evaluate("test", batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_means("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_means("test")
 
     def query_values(self, split: str) -> QueryValues | None:
         """Return the values of a test for `QueryTable`; `None` for a validation."""
         if split != "test":
             return None
-        dataset, systems = self.trainer.datamodule.datasets["test"], {}
-        for system in ("ranker", *dataset.baselines):
-            rows = self.tested[system].take()
-            systems[system] = {n: getattr(rows, n).cpu().numpy() for n in self.test_metrics}
-        names = [dataset.queries[place].id for place in rows.id.tolist()]
-        return QueryValues(names, systems, f"{len(names)} queries")
+        queries = self.trainer.datamodule.datasets["test"].queries
+        names = [queries[place].id for place in self.queries]
+        return QueryValues(names, self.values, f"{len(names)} queries")
 
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         return {name: f"rank {rank:g}" if rank else "none" for name, (rank,) in answers.items()}
@@ -156,20 +154,28 @@ class LitRanker(EncodedTextModule):
         with evaluating(self), torch.no_grad():
             return self(batch, self.pairs_per_forward)[0]
 
-    def _evaluate(self, split: str, batch: RankingBatch) -> tuple[Tensor, SampleResult]:
+    def _evaluate(self, split: str, batch: RankingBatch) -> SampleResult:
         scores = self(batch, self.pairs_per_forward)
-        metrics, loss = getattr(self, f"{split}_metrics"), getattr(self, f"{split}_loss")
         of_query = self.loss(scores, batch["relevance"].to(scores))
-        ranked = _ranked(batch, scores)
-        loss.update(of_query * batch["weight"], batch["weight"])
-        metrics.update(ranked, batch["weight"])
-        self.log(f"{split}/loss", loss)
-        for name, metric in metrics.items():
-            self.log(f"{split}/{name}", metric)
-        first = first_relevant(ranked)
-        return scores, SampleResult(of_query, {"first relevant": first}, is_wrong=first != 1)
+        self.mean_loss.update(of_query * batch["weight"], batch["weight"])
+        self.log(f"{split}/loss", self.mean_loss)
+        candidates = (batch["relevance"], batch["pair_index"] >= 0, batch["all_relevance"])
+        ranked = {
+            system: rank_queries(own, *candidates)
+            for system, own in {"ranker": scores, **batch.get("baselines", {})}.items()
+        }
+        for system, own in ranked.items():
+            columns = {"id": batch["sample_id"], **values_per_query(own)}
+            self.of_systems[system].update(batch["weight"] > 0, **columns)
+        first = first_relevant(ranked["ranker"])
+        return SampleResult(of_query, {"first relevant": first}, is_wrong=first != 1)
 
-
-def _ranked(batch: RankingBatch, scores: Tensor) -> RankedQueries:
-    is_candidate = batch["pair_index"] >= 0
-    return rank_queries(scores, batch["relevance"], is_candidate, batch["all_relevance"])
+    def _log_means(self, split: str) -> None:
+        self.values: dict[str, dict[str, Tensor]] = {}  # system -> metric -> of each query
+        for system, gathered in self.of_systems.items():
+            if gathered.update_called:  # only a test has baselines
+                rows = gathered.take()
+                self.queries = rows.id.tolist()
+                self.values[system] = {name: getattr(rows, name) for name in DEFAULT_METRICS}
+        means = {f"{split}/{name}": own.mean() for name, own in self.values["ranker"].items()}
+        log_means(self, means)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from datamodules.core.batches import EncodeBatch, RetrievalBatch
 from datamodules.core.plan import check_range
@@ -32,10 +31,10 @@ from lit_models.seo.metrics import (
     QueryTable,
     QueryValues,
     RankedQueries,
-    RankingMetrics,
     first_relevant,
-    measure,
+    log_means,
     rank_queries,
+    values_per_query,
 )
 from lit_models.seo.nearest import (
     ExactSearch,
@@ -122,7 +121,7 @@ def fused(
     return numbers.gather(1, order), values.gather(1, order)
 
 
-OWN, BM25, FUSED = SYSTEMS = ("retriever", "bm25", "fused")
+OWN, BM25, FUSED = "retriever", "bm25", "fused"  # systems
 
 
 class RetrievalEvaluation(nn.Module):
@@ -133,7 +132,6 @@ class RetrievalEvaluation(nn.Module):
         self.search_class = search_class
         self.of_queries = GatheredRows("vector")
         self.of_documents = GatheredRows("vector", gathers=False)
-        self.systems = nn.ModuleDict({name: RankingMetrics(METRICS) for name in SYSTEMS})
         self.ranked: dict[str, RankedQueries] = {}  # system -> its rankings in the last evaluation
 
     def update(self, vectors: Tensor, batch: EncodeBatch) -> None:
@@ -165,29 +163,26 @@ class RetrievalEvaluation(nn.Module):
         """Return the fused ranking. Args: weight of BM25."""
         return self._ranked(*fused(*self.best, *self.first, weight))
 
-    def best_weight(self, values_of: Callable[[RankedQueries], Tensor]) -> float:
-        """Return the weight of BM25 with the best mean over queries; the smallest in a tie."""
+    def best_weight(self) -> float:
+        """Return the weight of BM25 with the best first metric; the smallest in a tie."""
         if not self.first.documents.numel():  # a limited run may have seen no query
             return 0.0
-        means = [round(float(values_of(self.fused(weight)).mean()), 12) for weight in WEIGHTS]
+        name, ranked = METRICS[0], map(self.fused, WEIGHTS)
+        means = [round(float(values_per_query(own, [name])[name].mean()), 12) for own in ranked]
         return WEIGHTS[means.index(max(means))]
 
-    def measure(self, fusion_weight: float | None) -> dict[str, Metric]:
-        """Return name -> metric of all systems, the retriever's own without a prefix."""
+    def measure(self, fusion_weight: float | None) -> dict[str, Tensor]:
+        """Return name -> mean [] float64 of all systems, the retriever's own without a prefix."""
         if self.first.documents.numel():
             self.ranked[BM25] = self._ranked(*self.first)
             if fusion_weight is not None:
                 self.ranked[FUSED] = self.fused(fusion_weight)
-        named: dict[str, Metric] = {}
-        self.values = {}  # system -> metric -> values [Q] float64
+        named: dict[str, Tensor] = {}
+        self.values: dict[str, dict[str, Tensor]] = {}  # system -> metric -> values [Q] float64
         for system, ranked in self.ranked.items():
-            metrics: Any = self.systems[system]
-            values = metrics.per_query(ranked)
-            self.values[system] = {name: each.cpu().numpy() for name, each in values.items()}
-            # Every rank adds all queries, as the mean over copies is the same.
-            metrics.update(ranked, torch.ones_like(self.judged[:, 0], dtype=torch.float64))
+            values = self.values[system] = values_per_query(ranked, METRICS)
             prefix = "" if system == OWN else f"{system}_"
-            named |= {f"{prefix}{name}": metric for name, metric in metrics.items()}
+            named |= {f"{prefix}{name}": each.mean() for name, each in values.items()}
         return named
 
     def _ranked(self, documents: Tensor, scores: Tensor) -> RankedQueries:
@@ -247,12 +242,11 @@ class LitRetriever(EncodedTextModule):
         self.encode_chunk, self.fusion, self.feedback = encode_chunk, fusion, feedback
         self.temperature, self.search_options = temperature, search
         self.sizes, self.size, self.distillation = sizes or [], size, distillation
+        self.evaluation = RetrievalEvaluation(self.sharded_class)
 
     def make_network(self, encoder: TextEncoder) -> nn.Module:
         for size in (*self.sizes, self.size):
             check_range("model", 1, encoder.width, size=size)
-        self.val_evaluation = RetrievalEvaluation(self.sharded_class)
-        self.test_evaluation = RetrievalEvaluation(self.sharded_class)
         return BiEncoder(encoder, self.temperature)
 
     def own_callbacks(self) -> list[Callback]:
@@ -260,6 +254,7 @@ class LitRetriever(EncodedTextModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        self.evaluation.ranked = {}  # of an earlier call
         if self.fusion is not None and self.trainer.datamodule.bm25 is None:
             raise ValueError(
                 "model.fusion adds BM25's scores, and data.bm25 is none; give its options, or "
@@ -304,13 +299,12 @@ class LitRetriever(EncodedTextModule):
         return {"temperature": 0.0}
 
     def validation_step(self, batch: EncodeBatch, batch_idx: int) -> None:
-        self.val_evaluation.update(self(batch), batch)
+        self.evaluation.update(self(batch), batch)
+
+    test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         self._evaluate("val")
-
-    def test_step(self, batch: EncodeBatch, batch_idx: int) -> None:
-        self.test_evaluation.update(self(batch), batch)
 
     def on_test_epoch_end(self) -> None:
         self._evaluate("test")
@@ -409,7 +403,7 @@ class LitRetriever(EncodedTextModule):
 
     def query_values(self, split: str) -> QueryValues | None:
         """Return the last evaluation for `QueryTable`."""
-        evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
+        evaluation = self.evaluation
         if not evaluation.ranked:
             return None
         collection = self.trainer.datamodule.collection
@@ -423,7 +417,7 @@ class LitRetriever(EncodedTextModule):
             notes.append(f"fused: BM25 weighs {self.fusion_weight():g}{how}")
         names = [collection.queries[number].id for number in numbers]
         # Queries whose first document is not relevant, sorted by the first metric, lowest first.
-        metric, values = next(iter(evaluation.values[OWN].items()))
+        metric, values = METRICS[0], evaluation.values[OWN][METRICS[0]].tolist()
         ranks = first_relevant(evaluation.ranked[OWN]).tolist()
         errors = [["input", "truth", "answer", "sample", metric]]
         order = sorted(range(len(names)), key=lambda place: (values[place], names[place]))
@@ -436,10 +430,10 @@ class LitRetriever(EncodedTextModule):
         return QueryValues(names, evaluation.values, title, notes, errors)
 
     def _evaluate(self, split: str) -> None:
-        evaluation: RetrievalEvaluation = getattr(self, f"{split}_evaluation")
+        evaluation = self.evaluation
         dataset = self.trainer.datamodule.datasets["test" if split == "test" else "validation"]
         evaluation.search(dataset.known, self.feedback)
         if self.trainer.state.fn == "fit" and self.fusion_is_open:
-            self.recipe[CHOSEN_WEIGHT] = evaluation.best_weight(measure(METRICS[0]))
-        for name, metric in evaluation.measure(self.fusion_weight()).items():
-            self.log(f"{split}/{name}", metric)
+            self.recipe[CHOSEN_WEIGHT] = evaluation.best_weight()
+        means = evaluation.measure(self.fusion_weight())
+        log_means(self, {f"{split}/{name}": mean for name, mean in means.items()})

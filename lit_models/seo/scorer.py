@@ -16,12 +16,11 @@ from datamodules.scored.store import scores_of
 from datamodules.text.encoding import TextEncoding
 from lit_models.seo.base import TEXTS_AT_ONCE, EncodedTextModule
 from lit_models.seo.encoders import TextEncoder
-from lit_models.seo.metrics import HeadMetrics
+from lit_models.seo.metrics import HeadMetrics, log_means
 from lit_models.seo.networks import PREFIX, Head, HeadOptions, TextScorer, baseline
 from lit_models.training.metrics import (
     LossSum,
     SampleResult,
-    SumCount,
     evaluating,
     in_float32,
     texts_for,
@@ -64,10 +63,8 @@ class LitTextScorer(EncodedTextModule):
                 f'model.heads names "{unknown[0]}"; the data has the heads {", ".join(declared)}.'
             )
         self.options = {name: self.head_options.get(name, HeadOptions()) for name in declared}
-        for split in ("val", "test"):
-            metrics = {PREFIX + n: HeadMetrics(facts["kind"]) for n, facts in declared.items()}
-            self.add_module(f"{split}_metrics", nn.ModuleDict(metrics))
-            self.add_module(f"{split}_loss", SumCount())
+        metrics = {PREFIX + n: HeadMetrics(facts["kind"]) for n, facts in declared.items()}
+        self.metrics = nn.ModuleDict(metrics)  # of the split that is evaluated
         heads = {
             name: Head(facts, self.options[name].loss_of(name, facts["kind"]), encoder.width)
             for name, facts in declared.items()
@@ -148,7 +145,7 @@ class LitTextScorer(EncodedTextModule):
         outputs, predictions, weighted = self(batch), {}, []
         terms = self._terms(outputs, batch)
         for name, values in outputs.items():
-            head, metrics = self._head(name), getattr(self, f"{split}_metrics")[PREFIX + name]
+            head, metrics = self._head(name), self.metrics[PREFIX + name]
             metrics.loss.update(*terms[name])
             self.log(f"{split}/loss_{name}", metrics.loss)
             predictions[name] = head.prediction(values)
@@ -159,13 +156,11 @@ class LitTextScorer(EncodedTextModule):
         return SampleResult(torch.stack(weighted).sum(0), predictions)
 
     def _log_measures(self, split: str) -> None:
-        one = torch.ones((), dtype=torch.float64, device=self.device)
-        total, loss = 0 * one, getattr(self, f"{split}_loss")
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for name, facts in self.recipe["heads"].items():
-            metrics: HeadMetrics = getattr(self, f"{split}_metrics")[PREFIX + name]
+            metrics: Any = self.metrics[PREFIX + name]
             expected = baseline(facts) if split == "test" else None
-            self.log_dict(metrics.measure(split, name, expected))
+            log_means(self, metrics.measure(split, name, expected))
             if metrics.has_labels:  # on any rank; heads without labels do not count
                 total = total + self.options[name].weight * metrics.loss.compute()
-        loss.update(total, one)
-        self.log(f"{split}/loss", loss)
+        log_means(self, {f"{split}/loss": total})

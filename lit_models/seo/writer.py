@@ -3,17 +3,17 @@
 Batch: TextBatch, SnippetBatch. Shapes: B pages.
 """
 
-import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torchmetrics import Metric
+from torch import Tensor
 from torchmetrics.functional.text.rouge import rouge_score
 
 from datamodules.core.batches import SnippetBatch
+from datamodules.core.store import text_hash
 from datamodules.text.encoding import sentences_of
 from datamodules.text.pages import WORD, Target, page_prompts
 from datamodules.text.prompts import PromptDataset, completion_text, rows_in_memory
@@ -21,19 +21,20 @@ from datamodules.tokenizers.text import TextTokenizer
 from lit_models.causal_lm.generation import GenerationOptions, generate
 from lit_models.causal_lm.module import LitCausalLM
 from lit_models.causal_lm.pretrained import most_positions
-from lit_models.seo.metrics import GatheredRows
+from lit_models.seo.metrics import GatheredRows, log_means
 from lit_models.seo.onpage import LIMITS
-from lit_models.training.metrics import SampleResult, SumCount, texts_for
+from lit_models.training.metrics import SampleResult, texts_for
 from lit_models.training.strategies import EVALUATION_STEPS
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
+SCORES = (*ROUGE, "within_limits", "query_coverage", "copy_rate", "characters")
 BASELINE = "lead_"  # prefix of the lead sentence's scores
 
 
-class SnippetMetrics(nn.ModuleDict):
-    """All scores of one split, for the outputs and, with prefix `lead_`, for the lead sentence.
+class SnippetRows(GatheredRows):
+    """Scores of a split's outputs and, with prefix `lead_`, of the lead sentences.
 
-    Names, 0 to 1 except for the length: `rouge1`, `rouge2`, `rougeL` (F measure; words without
+    Means, 0 to 1 except for the length: `rouge1`, `rouge2`, `rougeL` (F measure; words without
     case, not stemmed); `within_limits` (title 1 to 60 characters, description 70 to 160);
     `query_coverage`, the share of the query's words in the output, over pages with a query;
     `copy_rate`, the share of runs of three words that occur in the page; `characters`, the mean
@@ -41,69 +42,57 @@ class SnippetMetrics(nn.ModuleDict):
     """
 
     def __init__(self, target: str) -> None:
+        super().__init__(*(start + name for start in ("", BASELINE) for name in (*SCORES, "hash")))
         self.limits = LIMITS[target]
-        names = (*ROUGE, "within_limits", "query_coverage", "copy_rate", "characters")
-        metrics: dict[str, Metric] = {}
-        for start in ("", BASELINE):
-            metrics |= {start + name: SumCount() for name in names}
-            metrics[f"{start}duplicates"] = Duplicates()
-        super().__init__(metrics)
 
     def add_batch(self, snippets: Sequence[str], batch: SnippetBatch) -> None:
         """Add one batch. Args: snippets [B], and the batch of their pages."""
         leads = [next(iter(sentences_of(text.splitlines())), "") for text in batch["texts"]]
+        columns, weight = {"id": batch["sample_id"]}, batch["weight"]
         for start, outputs in (("", snippets), (BASELINE, leads)):
-            columns = zip(outputs, batch["texts"], batch["targets"], batch["queries"], strict=True)
-            rated = [snippet_scores(*column, self.limits) for column in columns]
-            weight = batch["weight"].double()
+            pages = zip(outputs, batch["texts"], batch["targets"], batch["queries"], strict=True)
+            rated = [snippet_scores(*page, self.limits) for page in pages]
             for name in rated[0]:
-                pairs = torch.tensor([page[name] for page in rated], dtype=torch.float64)
-                value, own = pairs.to(weight.device).unbind(1)
-                self[start + name].update(value * own * weight, own * weight)
-            self[f"{start}duplicates"].update(outputs, weight)
+                values = torch.from_numpy(np.array([page[name] for page in rated]))
+                columns[start + name] = values.to(weight.device)
+        self.update(weight > 0, **columns)
 
-
-class Duplicates(GatheredRows):
-    """Share of texts that equal another one up to case and spaces; stores only hashes."""
-
-    def update(self, texts: Sequence[str], weight: Tensor) -> None:  # type: ignore[override]
-        """Add texts [B], except those of weight 0."""
-        folded = [" ".join(text.casefold().split()).encode() for text in texts]
-        digests = [hashlib.blake2b(text, digest_size=8).digest() for text in folded]
-        numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
-        hashes = torch.tensor(numbers, dtype=torch.int64, device=weight.device)
-        super().update(weight > 0, id=hashes)
-
-    def compute(self) -> Tensor:  # type: ignore[override]
-        """Return the share, [] float64."""
-        _, counts = super().compute().id.unique(return_counts=True)
-        return counts[counts > 1].sum().double() / counts.sum().clamp(min=1)
+    def means(self) -> dict[str, Tensor]:
+        """Return name -> mean [] float64, and reset; a collective."""
+        rows, found = self.take(), dict[str, Tensor]()
+        for start in ("", BASELINE):
+            found |= {start + name: getattr(rows, start + name).nanmean() for name in SCORES}
+            _, counts = getattr(rows, f"{start}hash").unique(return_counts=True)
+            duplicates = counts[counts > 1].sum().double() / counts.sum().clamp(min=1)
+            found[f"{start}duplicates"] = duplicates
+        return found
 
 
 def snippet_scores(
     output: str, text: str, target: str, query: str, limits: tuple[int, int]
-) -> dict[str, tuple[float, float]]:
-    """Return name -> (score, weight) of one output, see `SnippetMetrics`; the weight is 0 if there
-    is nothing to score, else 1. Args: the page's text; the target that people wrote; the query, ""
-    if there is none; minimum and maximum of characters.
+) -> dict[str, float]:
+    """Return name -> score of one output, see `SnippetRows`, NaN if there is nothing to score; and
+    the `hash` of its words, an int64. Args: the page's text; the target that people wrote; the
+    query, "" if there is none; minimum and maximum of characters.
 
     Source of ROUGE: Lin 2004, sections 2 and 3.1; as torchmetrics computes it.
     """
     query_words, words, page_words = set(_words(query)), _words(output), _words(text)
-    coverage, size = len(query_words & set(words)) / max(len(query_words), 1), min(3, len(words))
+    size = min(3, len(words))
     runs, there = (
         [tuple(part[i : i + size]) for i in range(len(part) - size + 1)]
         for part in (words, page_words)
     )
     known = set(there)
-    copied = sum(run in known for run in runs) / len(runs) if words else 0.0
     rouge = rouge_score(output, target, rouge_keys=ROUGE, normalizer=str, tokenizer=_words)
+    covered = len(query_words & set(words))
     return {
-        **{name: (float(rouge[f"{name}_fmeasure"]), 1.0) for name in ROUGE},
-        "within_limits": (float(limits[0] <= len(output) <= limits[1]), 1.0),
-        "query_coverage": (coverage, float(bool(query_words))),
-        "copy_rate": (copied, float(bool(words))),
-        "characters": (float(len(output)), 1.0),
+        **{name: float(rouge[f"{name}_fmeasure"]) for name in ROUGE},
+        "within_limits": float(limits[0] <= len(output) <= limits[1]),
+        "query_coverage": covered / len(query_words) if query_words else math.nan,
+        "copy_rate": sum(run in known for run in runs) / len(runs) if words else math.nan,
+        "characters": float(len(output)),
+        "hash": text_hash(" ".join(output.casefold().split())) - 2**63,
     }
 
 
@@ -118,7 +107,7 @@ def written_text(tokenizer: TextTokenizer, ids: np.ndarray, num_characters: int)
 
 class LitSnippetWriter(LitCausalLM):
     """Language model that writes a page's title or description. Logs the same as LitCausalLM, and
-    the `SnippetMetrics` of its outputs in validation and test.
+    the means of `SnippetRows` in validation and test.
 
     Args:
         target: `title` or `description`; must equal the data's target.
@@ -138,7 +127,7 @@ class LitSnippetWriter(LitCausalLM):
         generation = generation or GenerationOptions(max_new_tokens=64)
         super().__init__(generation=generation, **language_model)
         self.target = target
-        self.val_snippets, self.test_snippets = SnippetMetrics(target), SnippetMetrics(target)
+        self.snippets = SnippetRows(target)
 
     def setup(self, stage: str) -> None:
         """Raise ValueError if the data have another target, and so other prompts."""
@@ -172,20 +161,27 @@ class LitSnippetWriter(LitCausalLM):
         dataset = PromptDataset(prompts)
         return [" ".join(text.split()) for text in self.completions(dataset, self.generation)]
 
+    def on_validation_epoch_end(self) -> None:
+        self._log_snippets("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_snippets("test")
+
     def in_words(self, answers: dict[str, list[float]]) -> dict[str, str]:
         ids, [num_characters] = np.array(answers["written"], np.int64), answers["num_characters"]
         return {"written": written_text(self.tokenizer, ids, int(num_characters))}
 
     def _evaluate(self, split: Literal["val", "test"], batch: Any) -> SampleResult:
         result = super()._evaluate(split, batch)
-        metrics: SnippetMetrics = getattr(self, f"{split}_snippets")
         prompts = (batch["prompt_ids"], batch["prompt_lengths"], batch["sample_id"])
         output = generate(self.network, self.tokenizer, *prompts, self.generation)
         pairs = zip(
             output.completion_ids.cpu().numpy(), output.num_characters.tolist(), strict=True
         )
-        metrics.add_batch([written_text(self.tokenizer, *pair) for pair in pairs], batch)
-        for name, metric in metrics.items():
-            self.log(f"{split}/{name}", metric)
+        snippets = [written_text(self.tokenizer, *pair) for pair in pairs]
+        self.snippets.add_batch(snippets, batch)
         answers = {"written": output.completion_ids, "num_characters": output.num_characters}
         return SampleResult(result.loss, answers)
+
+    def _log_snippets(self, split: str) -> None:
+        log_means(self, {f"{split}/{n}": mean for n, mean in self.snippets.means().items()})

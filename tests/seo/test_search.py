@@ -9,10 +9,9 @@ from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.queries import Queries, QueryJudgements
 from datamodules.search.retrieval import chosen_documents
 from lit_models.seo import nearest
-from lit_models.seo.metrics import reciprocal_rank
 from lit_models.seo.nearest import ExactSearch
 from lit_models.seo.retriever import RetrievalEvaluation, fused
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 
 
 def chunks(patch: pytest.MonkeyPatch, documents: int, queries: int = 256) -> None:
@@ -149,12 +148,12 @@ def test_systems_are_measured_by_hand_in_any_order_of_batches(turned):
     assert evaluation.numbers.tolist() == [2, 4]  # without fillers
     assert evaluation.num_documents == 3
     assert evaluation.judged.tolist() == [[10, -1], [10, 30]]
-    found = {n: float(m.compute()) for n, m in evaluation.measure(0.5).items()}
+    found = {n: float(mean) for n, mean in evaluation.measure(0.5).items()}
     # Query 2 finds its document first; query 4 finds it after document 20, in both rankings.
     assert found["mrr@10"] == found["bm25_mrr@10"] == found["fused_mrr@10"] == 0.75
     discounted = (1 + 1 / torch.log2(torch.tensor(3.0))) / 2
     assert found["ndcg@10"] == pytest.approx(float(discounted))
-    assert evaluation.best_weight(reciprocal_rank) == 0.0
+    assert evaluation.best_weight() == 0.0
 
 
 def test_an_evaluation_may_have_one_query_or_none():
@@ -162,12 +161,12 @@ def test_an_evaluation_may_have_one_query_or_none():
     evaluation.update(*batch((4, True, 1.0)))
     evaluation.search(known)
     assert evaluation.numbers.tolist() == [4]
-    assert float(evaluation.measure(0.5)["fused_ndcg@10"].compute()) == 0.0
+    assert float(evaluation.measure(0.5)["fused_ndcg@10"]) == 0.0
     evaluation = RetrievalEvaluation()
     evaluation.update(*batch((20, False, 1.0)))
     evaluation.search(known)
-    assert evaluation.best_weight(reciprocal_rank) == 0.0
-    assert evaluation.measure(None)["ndcg@10"].compute().isnan()
+    assert evaluation.best_weight() == 0.0
+    assert evaluation.measure(None)["ndcg@10"].isnan()
 
 
 def test_bm25_over_some_documents_is_its_search_without_the_others(tmp_path):
