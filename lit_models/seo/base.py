@@ -17,6 +17,7 @@ from lit_models.causal_lm.adapters import LoraOptions, add_lora, lora_recipe, wi
 from lit_models.causal_lm.adapters import freeze as freeze_by_name
 from lit_models.causal_lm.pretrained import read_config, weight_files
 from lit_models.seo.encoders import (
+    UNREACHED,
     Pooling,
     PretrainedEncoder,
     TextEncoder,
@@ -121,6 +122,8 @@ class EncodedTextModule(ExactModule):
             stored = stored_pooling(self.pretrained, hasattr(self, "rank"))
             encoder.check_padding()
             recipe["encoder"] = {"kind": "transformers", "config": content, **stored}
+        if isinstance(encoder, PretrainedEncoder):
+            self.reaches_all_parameters = encoder.model.config.model_type not in UNREACHED
         if known is None:
             if data is not None and hasattr(encoder, "start_from"):
                 encoder.start_from(*data.token_counts())

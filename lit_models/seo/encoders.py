@@ -21,6 +21,8 @@ from lit_models.training.metrics import evaluating, in_float32
 Pooling = Literal["mean", "first", "max"]
 MODULES = "modules.json"
 PADDING_TOLERANCE = 1e-3  # relative to the largest value; kernels of other widths round differently
+ENCODERS_OF = ("t5", "mt5", "umt5")  # model types with a decoder, which is left out
+UNREACHED = ("esm", "longformer", "markuplm", "xlnet")  # types with parameters without a gradient
 POOLINGS: dict[str, Pooling] = {"cls": "first", "mean": "mean", "max": "max"}
 HEADS = {  # model type -> names of the dense layer and the score in a sequence classifier's files
     "bert": ("bert.pooler.dense", "classifier"),
@@ -111,19 +113,27 @@ class TransformerEncoder(TextEncoder):
 
 
 class PretrainedEncoder(TextEncoder):
-    """Model of transformers' AutoModel, such as BERT, without pooler and dropout.
+    """Encoder of transformers, such as BERT or a T5's encoder, without pooler and dropout.
 
     Args: content of its config.json; folder with its weights, loaded in float32, `None` draws them.
 
     Raises:
-        ValueError: weights are missing or of the wrong shape, or a file is damaged.
+        ValueError: weights are missing or of the wrong shape, a file is damaged, or the model has a
+            decoder.
     """
 
     auto_class = "AutoModel"
 
     def __init__(self, content: dict[str, Any], folder: str | Path | None = None) -> None:
         super().__init__()
-        model = model_of(content, folder, auto_class=self.auto_class, may_lack="pooler.")
+        is_cut = self.auto_class == "AutoModel" and content["model_type"] in ENCODERS_OF
+        auto_class = "AutoModelForTextEncoding" if is_cut else self.auto_class
+        model = model_of(content, folder, auto_class=auto_class, may_lack="pooler.")
+        if model.config.is_encoder_decoder:
+            raise ValueError(
+                f"{type(model).__name__} of transformers has a decoder, which would read the "
+                "encoded text; take an encoder such as BERT, or a T5, whose encoder is taken."
+            )
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # its parameters would never get a gradient
         self.model = model.train()  # from_pretrained returns eval mode, which Lightning would keep

@@ -1,5 +1,6 @@
 """Encoders and text vectors: sums by hand, invariances, gradients of chunks."""
 
+import json
 import math
 from functools import partial
 
@@ -8,7 +9,13 @@ import torch
 from torch import nn
 
 from lit_models.blocks import layer_depths
-from lit_models.seo.encoders import BagEncoder, Pooling, PretrainedEncoder, TransformerEncoder
+from lit_models.seo.encoders import (
+    UNREACHED,
+    BagEncoder,
+    Pooling,
+    PretrainedEncoder,
+    TransformerEncoder,
+)
 from lit_models.seo.networks import BiEncoder, TemperatureOptions
 from lit_models.training.dropout import SampleKeys, key_dropout, release_dropout
 
@@ -72,6 +79,33 @@ def test_a_last_norm_of_any_name_lies_highest(kind, norm, lowest) -> None:
     assert depths[prefix + lowest] == 4
     assert norm is None or depths[prefix + norm] == 1
     assert set(depths.values()) == {1, 2, 3, 4}
+
+
+REACHED = {"Bert": True, "T5": True, "Esm": False}
+
+
+@pytest.mark.parametrize(("kind", "is_reached"), REACHED.items())
+def test_it_is_known_which_encoders_have_parameters_without_a_gradient(kind, is_reached) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **IDS)
+    encoder = PretrainedEncoder(config.to_dict())
+    encoder(*texts()).sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters()) is is_reached
+    assert (config.model_type not in UNREACHED) is is_reached
+
+
+def test_of_a_t5_the_encoder_is_taken(tmp_path) -> None:
+    import transformers
+
+    config = transformers.T5Config(vocab_size=50, d_model=16, d_kv=8, num_layers=2, num_heads=2)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    content, (ids, mask) = json.loads((tmp_path / "config.json").read_text()), texts()
+    encoder = PretrainedEncoder(content, tmp_path).eval()
+    hidden = model.encoder(ids, mask.long()).last_hidden_state
+    torch.testing.assert_close(encoder(ids, mask), encoder.pooled(hidden, mask))
+    assert len(encoder.blocks()) == 2
 
 
 ROWS, POSITIONS = 12, 9

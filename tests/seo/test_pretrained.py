@@ -15,7 +15,7 @@ from lit_models.commands.export import export
 from lit_models.run_files import read_checkpoint
 from lit_models.seo.encoders import PretrainedEncoder
 from tests.distributed.seo_retriever import adamw, retriever
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 from tests.seo.small_collection import VOCABULARY, bert_folder, ranker, ranking_data
 from tests.toy import toy_trainer
 
@@ -97,13 +97,15 @@ def test_adapters_alone_are_trained_and_survive_checkpoint_and_export(folder, tm
     [
         ("FNet", "FNetModel of transformers reads padding: .*depend on the number of devices"),
         ("XLMRoberta", "max_length 48 is longer than the 46 positions"),
+        ("Bart", "BartModel of transformers has a decoder, which .* take an encoder such as BERT"),
     ],
 )
-def test_a_model_is_refused_whose_vectors_depend_on_padding(kind, match, folder, tmp_path):
+def test_a_model_that_is_no_encoder_of_single_texts_is_refused(kind, match, folder, tmp_path):
     import transformers
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     sizes |= {"vocab_size": len(VOCABULARY), "max_position_embeddings": 48}
+    sizes |= dict.fromkeys(("decoder_layers", "decoder_attention_heads"), 1)
     config = getattr(transformers, f"{kind}Config")(**sizes)
     bert_folder(tmp_path / "bert")  # only for its tokenizer
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "bert")
