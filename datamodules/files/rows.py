@@ -130,8 +130,13 @@ def accepted(folder: Path, mode: OnBadRows) -> Path:
 
 
 def hand_over_rejected(cache_folder: Path, run_folder: Path) -> None:
-    """Add a cache folder's rejected rows to those of the run folder, and log their number."""
-    if rows := read_rejected(cache_folder):
+    """Report a cache folder's rejected rows, see `report_rejected`."""
+    report_rejected(read_rejected(cache_folder), run_folder)
+
+
+def report_rejected(rows: Sequence[BadRow], run_folder: Path) -> None:
+    """Add rejected rows to those of the run folder, and log their number."""
+    if rows:
         run_folder.mkdir(parents=True, exist_ok=True)
         both, target = BadRows("reject"), run_folder / REJECTED_FILE
         both.rows = [*dict.fromkeys([*read_rejected(run_folder), *rows])]  # of fit and predict

@@ -15,7 +15,15 @@ from datamodules.core.batches import IGNORED
 from datamodules.core.plan import check_range
 from datamodules.core.planned import own_files_hint
 from datamodules.files.documents import line_of, parsed, visible_lines
-from datamodules.files.rows import JsonRow, RowFault, check_characters, placed
+from datamodules.files.rows import (
+    BadRows,
+    JsonRow,
+    RowFault,
+    check_characters,
+    placed,
+    refuse,
+    report_rejected,
+)
 from datamodules.files.splitting import TRAIN
 from datamodules.text.instructions import (
     Instruction,
@@ -32,6 +40,7 @@ log = logging.getLogger(__name__)
 Target = Literal["title", "description"]
 TARGETS = ("title", "description")
 COLUMNS = ("html", "text", *TARGETS, "query")
+WRITTEN = ("snippet", "num_characters", "finish_reason", "page_tokens_cut")  # in a prediction
 SHAPES = '{"html": "<html>…", "query": "…"} or {"text": "…", "title": "…", "description": "…"}'
 WORD = re.compile(r"\w+")
 SEPARATORS = re.compile(r"\s+[|–—·»:/<>~•-]+\s+")  # between the parts of a title
@@ -67,7 +76,8 @@ def page_of(row: JsonRow, target: Target) -> WriterPage:
         texts |= {name: texts[name] or text for name, text in zip(TARGETS, own, strict=True)}
     elif not lines:
         keys = ", ".join(row.values) or "nothing"
-        raise RowFault("no page", keys, f'the row has no "html" and no "text"; write {SHAPES}.')
+        rule = f'the row has no "html" and no "text", or both are empty; write {SHAPES}.'
+        raise RowFault("no page", keys, rule)
     parts = {_folded(part) for part in (texts[target], *SEPARATORS.split(texts[target]))} - {""}
     folded = [_folded(line) for line in lines]  # a part of the target may span several
     sizes = range(1, MOST_BROKEN + 1)
@@ -195,8 +205,14 @@ class PagesDataModule(InstructionDataModule):
         return SnippetDataset(self.store, part, self.context_length, "documents", self.too_long)
 
     def build_prompts(self) -> PromptDataset:
-        """Return the prediction dataset; its rows may lack the target."""
-        dataset = super().build_prompts()
+        """Return the prediction dataset; its rows may lack the target. Bad rows raise a ValueError,
+        or get no snippet if they are rejected."""
+        bad_rows = BadRows(self.on_bad_rows)
+        pages = [own for _, own in self.sound_prompts(self.prompt_tokenizer(), bad_rows)]
+        refuse(bad_rows.rows, self.on_bad_rows)
+        rank_zero_only(report_rejected)(bad_rows.rows, self.run_folder)
+        self.is_sound = [own is not None for own in pages]
+        dataset = PromptDataset(filter(None, pages))
         if num_cut := int((dataset.num_cut > 0).sum()):
             rank_zero_only(log.warning)(
                 f"{num_cut} of {len(dataset.num_cut)} prompts are longer than the "
@@ -211,11 +227,12 @@ class PagesDataModule(InstructionDataModule):
         return page_of(row, self.target).text
 
     def written_columns(self, results: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
-        for columns in super().written_columns(results):
+        written = super().written_columns(results)
+        for is_sound in self.is_sound:
+            if not is_sound:
+                yield dict.fromkeys(WRITTEN)
+                continue
+            columns = next(written)
             snippet = " ".join(columns["completion"].split())
-            yield {
-                "snippet": snippet,
-                "num_characters": len(snippet),
-                "finish_reason": columns["finish_reason"],
-                "page_tokens_cut": columns["prompt_tokens_cut"],
-            }
+            values = (snippet, len(snippet), columns["finish_reason"], columns["prompt_tokens_cut"])
+            yield dict(zip(WRITTEN, values, strict=True))

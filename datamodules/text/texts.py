@@ -20,8 +20,10 @@ from datamodules.files.rows import (
     JSON_OUTPUT,
     SUFFIXES,
     BadRow,
+    BadRows,
     JsonRow,
     OnBadRows,
+    RowFault,
     hand_over_rejected,
     read_rejected,
 )
@@ -198,18 +200,29 @@ class LanguageModelDataModule(CorpusDataModule):
 
     def audit_predict(self, audit: Audit) -> None:
         """Add contents and faults of the prediction files."""
-        lengths, keys = list[int](), list[int]()
-        for row in read_rows(self.predict_paths):
-            try:
-                (prompts,) = self.prompts([row], self.tokenizer)
-            except ValueError as error:
-                rule = str(error).removeprefix(f"{row.place}: ")
-                audit.bad_rows.append(BadRow(str(row.file), row.line, "", rule, "prompt"))
-            else:
+        lengths, keys, bad_rows = list[int](), list[int](), BadRows("reject")
+        for row, prompts in self.sound_prompts(self.tokenizer, bad_rows):
+            if prompts is not None:
                 lengths.append(sum(len(prompt.ids) for prompt in prompts))
                 keys.append(text_hash(self.question(row)))
+        audit.bad_rows += bad_rows.rows
         if keys:
             audit.parts.append(AuditPart("predict", lengths, np.array(keys, np.uint64)))
+
+    def sound_prompts(
+        self, tokenizer: TextTokenizer, bad_rows: BadRows
+    ) -> Iterator[tuple[JsonRow, list[Prompt] | None]]:
+        """Yield each row to predict and its prompts, `None` for one that goes to `bad_rows`."""
+        for row in read_rows(self.predict_paths):
+            prompts: list[Prompt] | None = None
+            try:
+                (prompts,) = self.prompts([row], tokenizer)
+            except ValueError as error:
+                rule = str(error).removeprefix(f"{row.place}: ")
+                is_fault = isinstance(error.__cause__, RowFault)
+                kind, value = error.__cause__.args[:2] if is_fault else ("prompt", "")
+                bad_rows.add(BadRow(str(row.file), row.line, value, rule, kind))
+            yield row, prompts
 
     def question(self, row: JsonRow) -> str:
         """Return the question of a row to predict, as training samples hash it."""

@@ -69,7 +69,7 @@ def test_a_passage_that_holds_the_target_stays():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"title": "x"}, 'mine.jsonl:7: the row has no "html" and no "text"; write {"html"'),
+        ({"title": "x"}, 'mine.jsonl:7: the row has no "html" and no "text", or both are empty'),
         ({"text": 3}, 'mine.jsonl:7: "text" must be a text, got 3'),
         ({"text": "a", "query": ["b"]}, 'mine.jsonl:7: "query" must be a text'),
         ({"text": "A.", "title": "a"}, "mine.jsonl:7: the page has no visible text besides its t"),

@@ -62,7 +62,7 @@ def predict(folder, module, path, **options):
     quiet = {"callbacks": [PredictionWriter()], "enable_checkpointing": False, "precision": 32}
     trainer = toy_trainer(folder, **quiet)
     files = {"predict_files": str(path), "predict_output": str(output)}
-    data = PagesDataModule(global_batch_size=3, **files, **SIZES)
     trainer.ckpt_path = options.pop("ckpt_path", None)
+    data = PagesDataModule(global_batch_size=3, **files, **SIZES, **options)
     trainer.predict(module, data, return_predictions=False, weights_only=True)
     return json_rows(output)

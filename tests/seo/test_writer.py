@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from datamodules.files.rows import read_rejected
 from lit_models.causal_lm.generation import GenerationOptions
 from lit_models.commands.export import export
 from lit_models.seo.writer import LitSnippetWriter
@@ -72,6 +73,20 @@ def test_pages_without_a_title_are_written_for_too(trained, tmp_path):
     path = rows_file(tmp_path / "bare.jsonl", bare)
     rows = predict(tmp_path, writer(), path, ckpt_path=str(folder / "a.ckpt"))
     assert [row["snippet"] for row in rows] == [r["title"] for r in lines if "text" in r]
+
+
+def test_bad_pages_are_named_together_or_left_without_a_snippet(trained, tmp_path):
+    folder, _, _ = trained
+    rows = [{"text": 3}, {"text": "The hen is here. It eats.", "query": "hen food"}, {"query": "x"}]
+    path = tmp_path / "mixed.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"ckpt_path": str(folder / "a.ckpt")}
+    message = r'mixed.jsonl:1: "3": "text" must be a text(.|\n)*mixed.jsonl:3: .*no "html"'
+    with pytest.raises(ValueError, match=message):
+        predict(tmp_path, writer(), path, **options)
+    found = predict(tmp_path, writer(), path, on_bad_rows="reject", **options)
+    assert [row["snippet"] for row in found] == [None, "Big hen", None]
+    assert [bad.line for bad in read_rejected(tmp_path)] == [1, 3]
 
 
 def test_an_exported_folder_writes_the_same(trained, tmp_path, monkeypatch):
