@@ -20,7 +20,7 @@ from datamodules.core.store import cache_folder, digest_of, file_digest, made_on
 from datamodules.demo import demo_collection
 from datamodules.files.rows import BadRow, BadRows, OnBadRows, accepted, kind_of, refuse
 from datamodules.files.splitting import PART_NAMES, TRAIN, Split
-from datamodules.search.cleaning import Cleaning, main_lines
+from datamodules.search.cleaning import Cleaning
 from datamodules.search.formats import (
     PAGE_SUFFIXES,
     PASSAGES,
@@ -37,7 +37,7 @@ from datamodules.search.formats import (
 
 COLLECTION_VERSION = 5
 READ_ANEW = {"pages": 7, "msmarco": 6, "esci": 6}  # versions of formats whose reader has changed
-CACHE_VERSION = 2  # of the cache folder only, so that a change does not stop runs from resuming
+CACHE_VERSION = 3  # of the cache folder only, so that a change does not stop runs from resuming
 JUDGEMENTS_AT_ONCE = 65_536
 Reader = BeirReader | EsciReader | PagesReader
 READERS: dict[str, tuple[str, Callable[[Path, CollectionFiles], Reader]]] = {
@@ -86,8 +86,7 @@ class CollectionRequest:
                 )
             return "demo" if self.folder is None else format, READERS[format][1](folder, self.files)
         if any(kind_of(path) in PAGE_SUFFIXES for path in folder.rglob("*")):
-            lines = main_lines if self.cleaning.main_text else None
-            return "pages", PagesReader(folder, self.files, lines)
+            return "pages", PagesReader(folder, self.files, self.cleaning.main_text)
         raise ValueError(
             f"data.collection.folder {folder} holds none of the files that tell a format "
             f"(corpus.jsonl of BEIR, {PASSAGES} of MS MARCO, {PRODUCTS}, or pages: "

@@ -4,10 +4,12 @@ Sources: Bajaj et al. 2016, "MS MARCO"; Reddy et al. 2022, "Shopping Queries Dat
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from datamodules.files.documents import (
     decoded_html,
@@ -30,6 +32,7 @@ from datamodules.files.rows import (
 )
 from datamodules.files.splitting import PART_ALIASES, PART_NAMES, TEST, TRAIN, VALIDATION
 from datamodules.files.tables import Files, Table, expand_files, text_lines, value_rows
+from datamodules.search.cleaning import main_lines
 
 NO_DOCUMENT = -1  # padding in rows of document numbers
 GRADE_NAMES = ("score", "grade", "relevance", "label")  # of judgements, in headers
@@ -302,7 +305,8 @@ def query_rows(path: Path, bad_rows: BadRows) -> Iterator[QueryRow]:
         query, id = value_of(row, QUERY_COLUMNS), value_of(row, ("_id", "id"))
         try:
             if not isinstance(query, str) or not query.strip():
-                rule = f"no {' or '.join(QUERY_COLUMNS)}; it has {', '.join(row) or 'nothing'}."
+                names = " or ".join(QUERY_COLUMNS)
+                rule = f"no {names}, or an empty one; it has {', '.join(row) or 'nothing'}."
                 raise RowFault("columns", "", rule)
             check_characters(f"{query}{id}")
             page, grade = value_of(row, PAGE_COLUMNS), value_of(row, GRADE_NAMES)
@@ -325,25 +329,20 @@ class PagesReader:
     Without such a file every title is a query that its page, read without the title, answers.
 
     Args:
-        main_lines: extracts the lines of an html page's main text; `None` reads all visible text.
+        main_text: whether only the main text of html pages is read, see `Cleaning`.
 
     Raises:
         FileNotFoundError: a file does not exist.
         ValueError: other files than queries are named.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        named: CollectionFiles,
-        main_lines: Callable[[str], list[str]] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, named: CollectionFiles, main_text: bool = False) -> None:
         if named.judgements():
             raise ValueError(
                 "a folder of pages is read with data.collection.files.queries alone; leave the "
                 "other files out."
             )
-        self.folder, self.main_lines = folder, main_lines
+        self.folder, self.main_text = folder, main_text
         beside = (folder / f"queries{suffix}" for suffix in QUERY_TABLES)
         files = named.queries or [str(path) for path in beside if path.is_file()]
         self.query_files = expand_files(files, "data.collection.files.queries", QUERY_TABLES)
@@ -363,13 +362,13 @@ class PagesReader:
         if role == "documents":
             by_name: dict[str, list[str]] = {}  # or by address; shared ones name no page
             for page in self.pages:
-                record = page_record(page, self.folder, self.main_lines)
+                record = page_record(page, self.folder, self.main_text)
                 yield TextRow(record, page, 1)
                 self._titles.append(TextRow(TextRecord(record.id, "", record.title), page, 1))
                 place = page.relative_to(self.folder).as_posix()
                 self._ids |= {record.id: record.id, place: record.id}
-                names = (page.name, record.address, record.address.rpartition("://")[2])
-                for name in dict.fromkeys(name.strip("/") for name in names if name):
+                names = (place, page.name, record.address, record.address.rpartition("://")[2])
+                for name in dict.fromkeys(_spelling(name) for name in names if name):
                     by_name.setdefault(name, []).append(record.id)
             for name, ids in by_name.items():
                 if len(ids) == 1:
@@ -396,7 +395,8 @@ class PagesReader:
         for title in () if self.query_files else self._titles:
             yield JudgementRow(TRAIN, str(self.folder), 1, title.record.id, title.record.id, 1.0)
         for row in self._pairs:
-            if (page := self._ids.get(row.document.strip("/"))) is None:
+            exact, named = row.document.strip("/"), _spelling(row.document)
+            if (page := self._ids.get(exact, self._ids.get(named))) is None:
                 rule = (
                     "no page has this path, name or address, or several have; name its path, or "
                     "add the page."
@@ -406,9 +406,13 @@ class PagesReader:
                 yield row._replace(document=page)
 
 
-def page_record(
-    page: Path, folder: Path, main_lines: Callable[[str], list[str]] | None = None
-) -> TextRecord:
+def _spelling(name: str) -> str:
+    """Return a page's name without slashes at its ends, %20 and the like, and accents apart from
+    their letters, as macOS stores them."""
+    return unicodedata.normalize("NFC", unquote(name)).strip("/")
+
+
+def page_record(page: Path, folder: Path, main_text: bool = False) -> TextRecord:
     """Return id, title, text and address of a page; the text does not contain the title's line.
 
     The title is `<title>` or the first `<h1>` of html, front matter's or the first heading of
@@ -418,7 +422,7 @@ def page_record(
     if kind_of(page) in HTML_SUFFIXES:
         tree = parsed(source)
         title = line_of(tree.css_first("title:not(svg *)")) or line_of(tree.css_first("h1"))
-        lines = visible_lines(tree.body) if main_lines is None else main_lines(source)
+        lines = main_lines(source) if main_text else visible_lines(tree.body)
         link = tree.css_first('link[rel~="canonical" i]')
         address = "" if link is None else (link.attributes.get("href") or "").strip()
     else:

@@ -265,6 +265,12 @@ def test_a_rare_separator_can_be_named(tmp_path) -> None:
     assert audit.files == {str(path): 1}
 
 
+def test_a_page_of_many_lines_is_one_cell(tmp_path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text('text,y\n"' + "<p>\n" * 20_000 + '",1\n')
+    assert opened(path, BINARY).num_bytes.tolist() == [80_000]
+
+
 def test_the_audit_names_what_is_there_and_what_is_wrong(own_folder) -> None:
     path = Path("mine.csv")
     path.write_text("text,grade,trade\na,1.5,smith\nb,,\na,-3,baker\nc,good,smith\n")
