@@ -12,7 +12,7 @@ from datamodules.search.candidates import HardNegatives
 from datamodules.search.collection import CollectionRequest
 from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextEncoding
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 
 NO_SPLIT = Split(validation_share=0, test_share=0)
 NO_QUERY = r"no query is judged for validation; name its judgem"

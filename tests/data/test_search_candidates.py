@@ -17,8 +17,7 @@ from datamodules.search.collection import CollectionRequest, open_collection
 from datamodules.search.formats import CollectionFiles
 from datamodules.search.queries import Ranking, read_run, write_run
 from datamodules.search.ranking import RankingDataset
-from tests.search_collections import write_lines, write_qrels
-from tests.seo.retrieval_collection import SIZES, write_collection
+from tests.search_collections import SIZES, write_collection, write_lines, write_qrels
 from tests.seo.small_collection import ranking_data
 
 MINED = GroupOptions(size=6, mined=3, unjudged_as_negative=True)

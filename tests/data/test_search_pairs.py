@@ -15,7 +15,7 @@ from datamodules.search.queries import Queries, Ranking, write_run
 from datamodules.search.retrieval import PairDataset, TrainingMix, document_sentences
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TokenizerOptions, make_tokenizer
-from tests.seo.retrieval_collection import SIZES, write_collection
+from tests.search_collections import SIZES, write_collection
 
 LIMITS = {"max_length": 24, "max_query_length": 8, "lower_case": True}
 

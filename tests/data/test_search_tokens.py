@@ -11,7 +11,7 @@ from datamodules.search.datamodule import kept_texts
 from datamodules.search.queries import Queries
 from datamodules.text.encoding import TextEncoding
 from datamodules.tokenizers.text import TextTokenizer, TokenizerOptions, make_tokenizer
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 from tests.text_corpora import rows_file
 from tests.toy import json_rows
 

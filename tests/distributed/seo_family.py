@@ -15,8 +15,8 @@ from lit_models import LitTextScorer
 from lit_models.seo.networks import HeadOptions, RankingLoss
 from lit_models.training.exact import ExactModule
 from tests.distributed.seo_retriever import retriever
+from tests.search_collections import write_collection
 from tests.seo.pages import pages_of, write_pages, writer
-from tests.seo.retrieval_collection import write_collection
 from tests.seo.small_collection import adamw, ranker, ranking_data, small_encoder
 from tests.text_corpora import rows_file
 

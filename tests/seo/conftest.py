@@ -6,7 +6,7 @@ import pytest
 
 from lit_models import LitRetriever
 from tests.distributed.seo_retriever import retriever
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 from tests.toy import toy_trainer
 
 

@@ -13,7 +13,7 @@ from datamodules.search.collection import CollectionRequest
 from datamodules.text.encoding import TextLimits
 from lit_models import LitRanker
 from lit_models.seo.encoders import TransformerEncoder
-from tests.seo.retrieval_collection import WORDS
+from tests.search_collections import WORDS
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "title", *WORDS]
 adamw = partial(torch.optim.AdamW, lr=0.01)

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.networks import CrossEncoder, Head, TextScorer
@@ -73,18 +72,3 @@ def test_masks_of_a_group_are_its_own(others) -> None:
         alone = module(ranking_batch([sample], width=3))[0, : SIZES[sample]]
         torch.testing.assert_close(together[place, : SIZES[sample]], alone)
         assert len(alone.unique()) == len(alone)  # each candidate has a mask of its own
-
-
-def test_a_recomputed_forward_pass_has_the_same_dropout_masks() -> None:
-    network, keys = scorer()
-    dropout, found = network.encoder.dropout, []
-    for again in (False, True):
-        if again:
-            dropout.forward = partial(checkpoint, dropout.forward, use_reentrant=False)
-        keys.begin(7, IDS)
-        network.zero_grad()
-        output = network(scorer_batch((0, 1, 2)))["a"].sum()
-        keys.is_backward = True  # the callback sets it
-        output.backward()
-        found.append(network.encoder.tokens.weight.grad.clone())
-    torch.testing.assert_close(found[1], found[0])

@@ -9,15 +9,15 @@ import torch
 from datamodules.search.candidates import CandidateOptions, GroupOptions
 from datamodules.search.queries import Ranking, file_queries, read_run, write_run
 from lit_models import LitRanker
-from lit_models.commands.export import export
 from lit_models.seo.networks import RankingLoss
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 from tests.seo.small_collection import ranker, ranking_data
 from tests.toy import csv_rows, ledger_lines, toy_trainer
 
 BM25 = CandidateOptions("bm25", top=10)
 MINED = {"mined": 3, "unjudged_as_negative": True}
 OPTIONS = {"candidates": BM25, "groups": GroupOptions(size=6, **MINED)}
+RUN = {"candidates": CandidateOptions("run", run="a.trec")}
 WIDE = {
     "candidates": CandidateOptions("bm25", top=20),
     "groups": GroupOptions(size=16, mined=10, unjudged_as_negative=True),
@@ -160,18 +160,6 @@ def test_queries_of_a_file_are_ranked_too(folder, trained, tmp_path, caplog):
     assert not (tmp_path / "mine.trec").exists()
 
 
-def test_an_export_gives_the_ranker_of_the_checkpoint(trained, tmp_path):
-    path = trained / "checkpoints" / "last.ckpt"
-    export(path, to=tmp_path / "ranker", class_path="lit_models.LitRanker")
-    exported = LitRanker.from_exported(tmp_path / "ranker")
-    loaded = LitRanker.load_from_checkpoint(path).eval()
-    assert exported.loss == RankingLoss("lambda")
-    texts, prior = ["salt and bread", "wool", "iron ship hay"], [3, 0, 1]
-    expected = loaded.rank("salt hay", texts, prior)
-    assert torch.equal(exported.rank("salt hay", texts, prior), expected)
-    assert expected.shape == (3,)
-
-
 def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
     data = ranking_data(folder, global_batch_size=24)
     module = ranker()
@@ -186,56 +174,33 @@ def test_a_group_can_be_learnt_by_heart(folder, tmp_path):
     assert losses[-1] - least < 0.8 * (losses[0] - least)
 
 
-def test_a_resumed_run_draws_the_same_groups_and_ends_with_the_same_weights(folder, tmp_path):
-    weights = []
-    for name, stops in (("whole", [6]), ("cut", [2, 6])):
-        for max_steps in stops:
-            torch.manual_seed(1)
-            module, data = ranker(prior=True), ranking_data(folder, **OPTIONS)
-            options = {"max_steps": max_steps, "max_epochs": 2, "limit_val_batches": 0}
-            path = tmp_path / name / "checkpoints" / "last.ckpt"
-            resumed = str(path) if path.exists() else None
-            trainer = toy_trainer(tmp_path / name, **options)
-            trainer.fit(module, data, ckpt_path=resumed, weights_only=True)
-        weights.append(module.state_dict())
-    torch.testing.assert_close(weights[1], weights[0], rtol=1e-12, atol=1e-12)
-
-
-def fitted(folder, tmp_path, model, **options):
-    toy_trainer(tmp_path, max_steps=1).fit(ranker(**model), ranking_data(folder, **options))
-
-
 @pytest.mark.parametrize(
-    ("model", "options", "message"),
+    ("query", "model", "options", "message"),
     [
-        ({"prior": True}, {"bm25": None}, r"model.prior needs a first"),
-        ({}, {"candidates": BM25, "bm25": None}, r"source is bm25, but data.bm25 is null"),
+        ("", {"prior": True}, {"bm25": None}, "model.prior needs a first"),
+        ("", {}, {"candidates": BM25, "bm25": None}, "source is bm25, but data.bm25 is null"),
+        ("other", {}, RUN, 'a.trec ranks none of the 24 .*"train-0"; name'),
+        ("train-0", {}, RUN, 'document "no" of query "train-0" is not in the collection'),
     ],
 )
-def test_what_needs_bm25_is_refused_without(folder, tmp_path, model, options, message):
+def test_a_first_stage_that_is_missing_or_of_other_data_is_refused(
+    folder, own_folder, query, model, options, message
+):
+    write_run(own_folder / "a.trec", [Ranking(query, ["no"], [1.0])])
+    trainer = toy_trainer(own_folder, max_steps=1)
     with pytest.raises(ValueError, match=message):
-        fitted(folder, tmp_path, model, **options)
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("other", r"a.trec ranks none of the 24 .*\"train-0\"; name"),
-        ("train-0", r'document "no" of query "train-0" is not in the collection'),
-    ],
-)
-def test_a_run_of_other_queries_or_documents_is_refused(folder, tmp_path, query, message):
-    write_run(tmp_path / "a.trec", [Ranking(query, ["no"], [1.0])])
-    options = CandidateOptions("run", run=str(tmp_path / "a.trec"))
-    with pytest.raises(ValueError, match=message):
-        fitted(folder, tmp_path, {}, candidates=options)
+        trainer.fit(ranker(**model), ranking_data(folder, **options))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("q.md", "salt\n", r"q.md"),
-        ("q.csv", "a,b\nsalt,1\n", r'q.csv:2: "": no query or .*keyword; it has a, b'),
+        (
+            "q.csv",
+            "a,b\nsalt,1\n",
+            r'q.csv:2: "": no query or .*keyword, or an empty one; it has a, b',
+        ),
         ("q.tsv", "id\tquery\na\tsalt\na\thay\n", r'q.tsv:3: "a": a row further up has this id'),
         ("q.jsonl", '{"Query": ""}\n{}', r'q.jsonl:1: "": .*it has Query(.|\n)*has nothing'),
         ("q.txt", "\n", r"q.txt holds no query"),

@@ -18,7 +18,7 @@ from lit_models import LitRetriever
 from lit_models.commands.export import export
 from lit_models.seo.retriever import CHOSEN_WEIGHT, WEIGHTS, Fusion
 from tests.distributed.seo_retriever import adamw, retriever
-from tests.seo.retrieval_collection import SIZES
+from tests.search_collections import SIZES
 from tests.toy import csv_rows, json_rows, ledger_lines, toy_trainer
 
 

@@ -14,7 +14,7 @@ from lit_models.seo.networks import TemperatureOptions
 from lit_models.seo.retriever import Fusion
 from lit_models.seo.sparse import InvertedSearch, Penalty
 from tests.distributed.seo_retriever import adamw, retriever
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 from tests.seo.small_collection import bert_folder
 from tests.toy import ledger_lines, toy_trainer
 

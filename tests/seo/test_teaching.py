@@ -15,7 +15,7 @@ from lit_models import LitRetriever
 from lit_models.seo.encoders import TransformerEncoder
 from lit_models.seo.networks import Distillation, in_batch_loss, nested, shortened, taught_terms
 from tests.distributed.seo_retriever import adamw, retriever
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 from tests.seo.small_collection import ranker, ranking_data
 from tests.toy import ledger_lines, toy_trainer
 

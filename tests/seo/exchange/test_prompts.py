@@ -9,8 +9,8 @@ from datamodules.search.retrieval import TrainingMix
 from datamodules.text.encoding import TextEncoding, prompts_of
 from lit_models import LitRetriever
 from tests.distributed.seo_retriever import adamw, retriever
+from tests.search_collections import write_collection
 from tests.seo.exchange.test_sentence_folders import PROMPTS, prompted_bert
-from tests.seo.retrieval_collection import write_collection
 from tests.toy import toy_trainer
 
 

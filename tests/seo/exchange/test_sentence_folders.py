@@ -14,7 +14,7 @@ from lit_models import LitRanker, LitRetriever
 from lit_models.commands.export import export
 from lit_models.seo.encoders import BagEncoder, stored_pooling
 from tests.distributed.seo_retriever import adamw, retriever
-from tests.seo.retrieval_collection import write_collection
+from tests.search_collections import write_collection
 from tests.seo.small_collection import bert_folder, ranker, ranking_data, small_encoder
 from tests.toy import toy_trainer
 

@@ -9,8 +9,8 @@ import torch
 from lit_models.seo import nearest
 from lit_models.seo.nearest import ExactSearch, IndexSearch, SearchOptions
 from tests.distributed.seo_retriever import retriever
+from tests.search_collections import write_collection
 from tests.seo.nearest.test_search_speed import clustered
-from tests.seo.retrieval_collection import write_collection
 from tests.toy import toy_trainer
 
 DOCUMENTS, QUERIES = clustered(3000, 1, 24, 30), clustered(200, 2, 24, 30)
