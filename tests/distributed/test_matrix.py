@@ -128,7 +128,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         few = {"trainer": {"precision": "bf16-mixed", "max_steps": 3}, "stages": ()}
         few |= {"strategy": "fsdp", "data": {"global_batch_size": GLOBAL_BATCH}}
         if num_processes == 1:
-            jobs += map(spawned_job, SPAWNED)
+            jobs = [*map(spawned_job, SPAWNED), *jobs]  # before this process has a group
         if num_processes == 2:
             jobs += [{"name": f"half-{family}", "family": family, **few} for family in IN_HALF]
             jobs += rehearsed_jobs("toy", "ddp") + rehearsed_jobs("tied", "fsdp")
