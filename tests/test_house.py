@@ -8,17 +8,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_443,
-    "lit_models/training": 5_683,
-    "lit_models/commands": 2_910,
-    "lit_models/occupation_coder": 2_869,
+    "lit_models": 26_386,
+    "lit_models/training": 5_368,
+    "lit_models/commands": 2_885,
+    "lit_models/occupation_coder": 2_832,
     "lit_models/causal_lm": 2_713,
-    "lit_models/consistency_lens": 2_794,
-    "lit_models/seo": 3_823,
-    "datamodules": 14_751,
-    "tests": 36_893,
+    "lit_models/consistency_lens": 2_725,
+    "lit_models/seo": 3_822,
+    "datamodules": 14_672,
+    "tests": 36_314,
 }
-MOST_FILES, MOST_IN_A_FOLDER = 155, 20  # of the product
+MOST_FILES, MOST_IN_A_FOLDER = 152, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
 
 

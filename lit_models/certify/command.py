@@ -181,7 +181,10 @@ class Trial:
         with usage_errors():
             options = expand_configs(options)
         files = [word for word in options if word.startswith("--config=")]
-        self.options = [*files, *DEFAULTS, *(word for word in options if word not in files)]
+        named = {word.partition("=")[0] for word in options}
+        defaults = [word for word in DEFAULTS if word.partition("=")[0] not in named]
+        place = len(options) - options[::-1].index(files[-1]) if files else 0  # overrides files
+        self.options = [*options[:place], *defaults, *options[place:]]
         values = ParsedCLI(["fit", *self.options]).values
         if "predict_output" in values["data"].get("init_args", {}):
             self.options.append("--data.predict_output=null")  # not to the user's file
