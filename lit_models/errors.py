@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +223,7 @@ def _placed(key: str, text: str, value: str = "") -> str:
     if a run wrote that file."""
     words = sys.argv[1:]
     if key not in dict(options(words)):
-        of_runs = [path for word in words for path in Path(word).glob("config*.yaml")]
+        of_runs = [Path(w, name) for w in words for name in glob("config*.yaml", root_dir=w)]
         for path in reversed([*of_runs, *config_paths(words)]):
             if line := line_of(path, key, value):
                 is_of_run = (path.parent / "ledger.jsonl").exists()

@@ -128,7 +128,8 @@ def test_what_a_run_of_an_earlier_version_names_is_told_with_its_line(done, toy_
     path.with_name("ledger.jsonl").touch()
     callback = "lit_models.training.LastCheckpoint\n    init_args:\n      prints_last: 3"
     path.write_text(f"{toy_config.read_text()}  callbacks:\n  - class_path: {callback}\n")
-    output = done("fit", f"--config={path}", status=2)
+    long = f"--trainer.profiler={'a' * 300}"  # no folder can have this name
+    output = done("fit", f"--config={path}", long, status=2)
     line = len(path.read_text().splitlines())
     message = f"{path}:{line}: there is no option `prints_last`.*version wrote that file, delete"
     assert _found(message, output), output

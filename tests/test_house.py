@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 AREAS = {  # lines of Python and css, docstrings included
-    "lit_models": 26_386,
+    "lit_models": 26_387,
     "lit_models/training": 5_368,
     "lit_models/commands": 2_885,
     "lit_models/occupation_coder": 2_832,
@@ -16,7 +16,7 @@ AREAS = {  # lines of Python and css, docstrings included
     "lit_models/consistency_lens": 2_725,
     "lit_models/seo": 3_822,
     "datamodules": 14_672,
-    "tests": 36_314,
+    "tests": 36_315,
 }
 MOST_FILES, MOST_IN_A_FOLDER = 152, 20  # of the product
 CARD_LINES, README_LINES = 90, 150
